@@ -1,0 +1,13 @@
+//! Partition planner for pipeline-parallel training.
+//!
+//! The way of the data: a [`Profile`] (what every layer costs) and a cluster go in, a [`Plan`] (stages,
+//! replicas, depths) comes out, together with a lower bound that says how good it is and a
+//! [`Schedule`](schedule::Schedule) that says what every worker does. The executor reads the plan and
+//! carries out that very schedule; nothing here knows tensors, devices or transports.
+
+pub mod plan;
+pub mod profile;
+pub mod schedule;
+
+pub use plan::Plan;
+pub use profile::Profile;

@@ -1,0 +1,137 @@
+//! Schedules as data: for every worker the list of operations it carries out, in order.
+//!
+//! The same list is checked, simulated and executed, so what was proved is what runs.
+
+use serde::{Deserialize, Serialize};
+
+/// How minibatches move through the stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// PipeDream's asynchronous one-forward-one-backward with weight stashing.
+    #[serde(rename = "1f1b")]
+    OneFOneB,
+    /// One minibatch at a time through the stages.
+    ModelParallel,
+    /// Every worker the whole model, synchronised each round.
+    DataParallel,
+}
+
+/// What a schedule needs to know of one stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageShape {
+    /// r: replicas; minibatch m is served by replica m mod r.
+    pub replicas: usize,
+    /// K: minibatches in flight per replica.
+    pub depth: usize,
+    /// d: rounds by which a replicated stage's all-reduce may lag, 0 or 1.
+    pub delay: usize,
+}
+
+/// Activations flow from stage `from` to stage `to` (`from < to`), gradients back.
+///
+/// Stages need not be neighbours: a skip connection is sent directly to the stage that reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageLink {
+    /// The producing stage.
+    pub from: usize,
+    /// The reading stage.
+    pub to: usize,
+    /// Whether gradients come back over it.
+    pub gradient: bool,
+}
+
+/// One operation of one worker. Minibatches are numbered from 0 within the schedule.
+///
+/// Version v of a stage is its weights after v rounds of this schedule; version 0 is what it began with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Wait for the activations of `minibatch` from worker `peer` of stage `stage`.
+    ReceiveActivations {
+        /// Minibatch.
+        minibatch: usize,
+        /// Sending stage.
+        stage: usize,
+        /// Sending worker.
+        peer: usize,
+    },
+    /// Run the stage forward with weight version `version` and keep the stash.
+    Forward {
+        /// Minibatch.
+        minibatch: usize,
+        /// Version of the weights it reads.
+        version: usize,
+    },
+    /// Hand the activations of `minibatch` to worker `peer` of stage `stage`; never waits.
+    SendActivations {
+        /// Minibatch.
+        minibatch: usize,
+        /// Receiving stage.
+        stage: usize,
+        /// Receiving worker.
+        peer: usize,
+    },
+    /// Wait for the gradients of `minibatch` from worker `peer` of stage `stage`.
+    ReceiveGradients {
+        /// Minibatch.
+        minibatch: usize,
+        /// Sending stage.
+        stage: usize,
+        /// Sending worker.
+        peer: usize,
+    },
+    /// Run the stage backward with the version that its forward used; frees the stash.
+    Backward {
+        /// Minibatch.
+        minibatch: usize,
+        /// Version of the weights it reads: always the one of the same minibatch's forward.
+        version: usize,
+    },
+    /// Hand the gradients of `minibatch` to worker `peer` of stage `stage`; never waits.
+    SendGradients {
+        /// Minibatch.
+        minibatch: usize,
+        /// Receiving stage.
+        stage: usize,
+        /// Receiving worker.
+        peer: usize,
+    },
+    /// Begin to sum this round's gradients over the stage's replicas; never waits.
+    ///
+    /// A replica without a minibatch in the last, partial round takes part with nothing.
+    AllReduce {
+        /// Round of the stage.
+        round: usize,
+    },
+    /// Wait for the round's gradient (averaged over its minibatches), make version `round + 1`.
+    Step {
+        /// Round of the stage.
+        round: usize,
+        /// Minibatches in the round: `replicas`, fewer in the last one.
+        minibatches: usize,
+    },
+}
+
+/// Which stage and replica a worker is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerRole {
+    /// Stage.
+    pub stage: usize,
+    /// Replica within the stage.
+    pub replica: usize,
+}
+
+/// What every worker does, from the first minibatch to the drained pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Number of minibatches it carries through.
+    pub minibatches: usize,
+    /// The stages that it was made for.
+    pub stages: Vec<StageShape>,
+    /// Who talks to whom.
+    pub links: Vec<StageLink>,
+    /// Role of each worker: workers are numbered stage by stage, replica by replica.
+    pub roles: Vec<WorkerRole>,
+    /// Operations of each worker.
+    pub operations: Vec<Vec<Op>>,
+}
