@@ -5,9 +5,13 @@
 //! [`Schedule`](schedule::Schedule) that says what every worker does. The executor reads the plan and
 //! carries out that very schedule; nothing here knows tensors, devices or transports.
 
+pub mod file;
+mod graph;
 pub mod plan;
 pub mod profile;
 pub mod schedule;
+#[cfg(test)]
+mod testing;
 
 pub use plan::Plan;
 pub use profile::Profile;

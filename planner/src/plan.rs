@@ -1,9 +1,13 @@
 //! The plan file, `dp.plan/1`: stages, replicas, depths, and what they are predicted to give.
 
+use std::collections::HashSet;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
+use crate::file::{self, FileError};
 use crate::profile::FileRef;
-use crate::schedule::ScheduleKind;
+use crate::schedule::{Schedule, ScheduleError, ScheduleKind, ShapeError, StageLink, StageShape};
 
 /// The only plan schema this version reads and writes.
 pub const PLAN_SCHEMA: &str = "dp.plan/1";
@@ -27,6 +31,8 @@ pub struct Plan {
     pub schedule: ScheduleKind,
     /// In pipeline order.
     pub stages: Vec<Stage>,
+    /// Which stages send activations to which.
+    pub links: Vec<StageLink>,
     /// Workers used: the sum of all replicas.
     pub workers: usize,
     /// Largest load of any resource, seconds per minibatch.
@@ -118,4 +124,178 @@ pub struct Baseline {
     /// Why it cannot run, if it cannot (for example memory).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infeasible: Option<String>,
+}
+
+/// What makes a plan unusable.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// A count that must be at least one.
+    #[error("`{field}` is 0: it must be at least 1, make the plan again with dp-plan")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A stage without layers.
+    #[error("stage {stage} has no layers: make the plan again with dp-plan")]
+    EmptyStage {
+        /// Stage.
+        stage: usize,
+    },
+    /// A layer in two places.
+    #[error("layer `{layer}` is placed twice: each layer belongs to one stage")]
+    DuplicateLayer {
+        /// The layer.
+        layer: String,
+    },
+    /// Worker numbers that are not 0, 1, 2, ... stage by stage.
+    #[error(
+        "stage {stage}: `workers` must be {expected:?}: workers are numbered stage by stage, replica by replica"
+    )]
+    Workers {
+        /// Stage.
+        stage: usize,
+        /// What they have to be.
+        expected: Vec<usize>,
+    },
+    /// Stages that the kind of schedule cannot run.
+    #[error("schedule `{kind}` {rule}: make the plan again with dp-plan")]
+    Kind {
+        /// The kind.
+        kind: ScheduleKind,
+        /// What it asks for.
+        rule: &'static str,
+    },
+    /// Shapes or links that make no pipeline.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// Depths that cannot work.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
+
+const KIND: file::Kind = file::Kind {
+    what: "plan",
+    schema: PLAN_SCHEMA,
+    made_by: "dp-plan",
+};
+
+impl Plan {
+    /// Reads and validates a plan.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is no plan of this schema, or contradicts itself.
+    pub fn load(path: &Path) -> Result<Self, FileError> {
+        let plan: Self = file::load(path, &KIND)?;
+        plan.validate().map_err(|problem| FileError::Plan {
+            path: path.to_owned(),
+            problem,
+        })?;
+        Ok(plan)
+    }
+
+    /// Validates the plan and writes it, whole or not at all.
+    ///
+    /// # Errors
+    /// If it contradicts itself or cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), FileError> {
+        self.validate().map_err(|problem| FileError::Plan {
+            path: path.to_owned(),
+            problem,
+        })?;
+        file::write_atomically(path, self.to_json().as_bytes())
+    }
+
+    /// The plan as it stands in its file.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        file::to_json(self)
+    }
+
+    /// What the schedule needs to know of the stages.
+    #[must_use]
+    pub fn shapes(&self) -> Vec<StageShape> {
+        self.stages
+            .iter()
+            .map(|stage| StageShape {
+                replicas: stage.replicas,
+                depth: stage.depth,
+                delay: stage.delay,
+            })
+            .collect()
+    }
+
+    /// The proved schedule that carries `minibatches` (for example an epoch) through the stages and drains.
+    ///
+    /// # Errors
+    /// If the plan's stages, links or depths cannot work.
+    pub fn schedule_for(&self, minibatches: usize) -> Result<Schedule, PlanError> {
+        let schedule = Schedule::one_f_one_b(&self.shapes(), &self.links, minibatches)?;
+        schedule.check()?;
+        Ok(schedule)
+    }
+
+    /// Checks everything that the executor relies on.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        for (field, count) in [("batch_size", self.batch_size), ("threads", self.threads)] {
+            if count == 0 {
+                return Err(PlanError::Zero { field });
+            }
+        }
+        let mut placed = HashSet::new();
+        let mut next_worker: usize = 0;
+        for (index, stage) in self.stages.iter().enumerate() {
+            if stage.layers.is_empty() {
+                return Err(PlanError::EmptyStage { stage: index });
+            }
+            if let Some(layer) = stage.layers.iter().find(|layer| !placed.insert(*layer)) {
+                return Err(PlanError::DuplicateLayer {
+                    layer: layer.clone(),
+                });
+            }
+            let numbers = next_worker..next_worker.saturating_add(stage.replicas);
+            if !stage.workers.iter().copied().eq(numbers.clone()) {
+                // A replica count is what somebody typed: do not list a billion numbers.
+                return Err(PlanError::Workers {
+                    stage: index,
+                    expected: numbers.take(64).collect(),
+                });
+            }
+            next_worker += stage.replicas;
+        }
+        self.validate_kind()?;
+        // A few rounds show every kind of conflict between depths and replicas.
+        let rounds = self
+            .stages
+            .iter()
+            .map(|s| s.depth.saturating_mul(2).min(64))
+            .max();
+        let widest = self.stages.iter().map(|s| s.replicas).max();
+        self.schedule_for(rounds.unwrap_or(0) * widest.unwrap_or(0))?;
+        Ok(())
+    }
+
+    fn validate_kind(&self) -> Result<(), PlanError> {
+        let error = |rule| {
+            Err(PlanError::Kind {
+                kind: self.schedule,
+                rule,
+            })
+        };
+        match self.schedule {
+            ScheduleKind::OneFOneB => Ok(()),
+            ScheduleKind::ModelParallel
+                if self
+                    .shapes()
+                    .iter()
+                    .any(|s| s.replicas != 1 || s.depth != 1) =>
+            {
+                error("has one replica and depth 1 in every stage")
+            }
+            ScheduleKind::DataParallel if self.stages.len() != 1 => error("has one stage"),
+            ScheduleKind::ModelParallel | ScheduleKind::DataParallel => Ok(()),
+        }
+    }
 }

@@ -1,6 +1,11 @@
 //! The profile file, `dp.profile/1`: what every layer of one model costs on one device.
 
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
+
+use crate::file::{self, FileError};
 
 /// The only profile schema this version reads and writes.
 pub const PROFILE_SCHEMA: &str = "dp.profile/1";
@@ -109,6 +114,283 @@ pub struct Edge {
     pub gradient: bool,
 }
 
+/// What makes a profile unusable.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProfileError {
+    /// Nothing was profiled.
+    #[error("`layers` is empty: profile a model that has at least one compute node")]
+    NoLayers,
+    /// A count that must be at least one.
+    #[error("`{field}` is 0: it must be at least 1, profile the model again")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A layer without a name.
+    #[error("layer {index} has no name: every layer needs one of its own")]
+    Unnamed {
+        /// Its place in `layers`, from 0.
+        index: usize,
+    },
+    /// Two layers of one name.
+    #[error("two layers are named `{name}`: rename one of them")]
+    DuplicateLayer {
+        /// The name.
+        name: String,
+    },
+    /// A time that is no time.
+    #[error(
+        "{place}: `{field}` is {value}: a time must be finite and not negative, profile again or correct it"
+    )]
+    Time {
+        /// The layer, or the profile as a whole.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// What the file says.
+        value: f64,
+    },
+    /// A size beyond any machine.
+    #[error("{place}: `{field}` is {value} bytes, more than 1 PiB: correct it")]
+    Size {
+        /// The layer or edge.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// What the file says.
+        value: u64,
+    },
+    /// An edge end that is no layer.
+    #[error("edge `{from}` -> `{to}`: there is no layer `{missing}`")]
+    UnknownLayer {
+        /// Producing layer.
+        from: String,
+        /// Reading layer.
+        to: String,
+        /// The one that does not exist.
+        missing: String,
+    },
+    /// The same tensor twice between the same layers.
+    #[error("edge `{from}` -> `{to}` of tensor `{tensor}` stands there twice: remove one")]
+    DuplicateEdge {
+        /// Producing layer.
+        from: String,
+        /// Reading layer.
+        to: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Edges of one tensor that disagree.
+    #[error(
+        "the edges of tensor `{tensor}` of layer `{from}` differ in `bytes` or `gradient`: it is one tensor, make them equal"
+    )]
+    Disagreement {
+        /// Producing layer.
+        from: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Layers that wait for each other.
+    #[error("the layers form a cycle: {}: a model's layer graph has none, correct the edges", path.join(" -> "))]
+    Cycle {
+        /// Layer names along the cycle, the first again at the end.
+        path: Vec<String>,
+    },
+    /// Layers listed in an order that could not be executed.
+    #[error(
+        "layer `{to}` reads from `{from}` but stands before it: list the layers in execution order"
+    )]
+    Order {
+        /// Producing layer.
+        from: String,
+        /// Reading layer.
+        to: String,
+    },
+}
+
+/// No size in a profile may exceed this, so that sums over layers cannot overflow.
+const LARGEST_SIZE: u64 = 1 << 50;
+
+const KIND: file::Kind = file::Kind {
+    what: "profile",
+    schema: PROFILE_SCHEMA,
+    made_by: "dp-profile",
+};
+
+impl Profile {
+    /// Reads and validates a profile.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is no profile of this schema, or contradicts itself.
+    pub fn load(path: &Path) -> Result<Self, FileError> {
+        let profile: Self = file::load(path, &KIND)?;
+        profile.validate().map_err(|problem| FileError::Profile {
+            path: path.to_owned(),
+            problem,
+        })?;
+        Ok(profile)
+    }
+
+    /// Validates the profile and writes it, whole or not at all.
+    ///
+    /// # Errors
+    /// If it contradicts itself or cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), FileError> {
+        self.validate().map_err(|problem| FileError::Profile {
+            path: path.to_owned(),
+            problem,
+        })?;
+        file::write_atomically(path, file::to_json(self).as_bytes())
+    }
+
+    /// Checks everything that the planner relies on.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), ProfileError> {
+        for (field, count) in [("batch_size", self.batch_size), ("threads", self.threads)] {
+            if count == 0 {
+                return Err(ProfileError::Zero { field });
+            }
+        }
+        if self.layers.is_empty() {
+            return Err(ProfileError::NoLayers);
+        }
+        let whole = "profile";
+        check_time(whole, "whole_step_ms", self.whole_step_ms.unwrap_or(0.0))?;
+        check_time(
+            whole,
+            "communication_s_per_byte",
+            self.communication_s_per_byte,
+        )?;
+        let mut place_of = HashMap::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            if layer.name.is_empty() {
+                return Err(ProfileError::Unnamed { index });
+            }
+            if place_of.insert(layer.name.as_str(), index).is_some() {
+                return Err(ProfileError::DuplicateLayer {
+                    name: layer.name.clone(),
+                });
+            }
+            layer.validate()?;
+        }
+        self.validate_edges(&place_of)
+    }
+
+    fn validate_edges(&self, place_of: &HashMap<&str, usize>) -> Result<(), ProfileError> {
+        let mut seen = HashSet::new();
+        let mut tensors = HashMap::new();
+        let mut backwards = None;
+        let mut graph = petgraph::graph::DiGraph::<(), ()>::new();
+        let nodes: Vec<_> = self.layers.iter().map(|_| graph.add_node(())).collect();
+        for edge in &self.edges {
+            let find = |name: &str| {
+                place_of
+                    .get(name)
+                    .copied()
+                    .ok_or_else(|| ProfileError::UnknownLayer {
+                        from: edge.from.clone(),
+                        to: edge.to.clone(),
+                        missing: name.to_owned(),
+                    })
+            };
+            let (from, to) = (find(&edge.from)?, find(&edge.to)?);
+            check_size(
+                || format!("edge `{}` -> `{}`", edge.from, edge.to),
+                "bytes",
+                edge.bytes,
+            )?;
+            if !seen.insert((from, to, edge.tensor.as_str())) {
+                return Err(ProfileError::DuplicateEdge {
+                    from: edge.from.clone(),
+                    to: edge.to.clone(),
+                    tensor: edge.tensor.clone(),
+                });
+            }
+            let size = (edge.bytes, edge.gradient);
+            if *tensors.entry((from, edge.tensor.as_str())).or_insert(size) != size {
+                return Err(ProfileError::Disagreement {
+                    from: edge.from.clone(),
+                    tensor: edge.tensor.clone(),
+                });
+            }
+            if from >= to && backwards.is_none() {
+                backwards = Some(edge);
+            }
+            graph.add_edge(nodes[from], nodes[to], ());
+        }
+        let Some(edge) = backwards else { return Ok(()) };
+        match crate::graph::find_cycle(&graph) {
+            Some(cycle) => Err(ProfileError::Cycle {
+                path: cycle
+                    .iter()
+                    .chain(cycle.first())
+                    .map(|node| self.layers[node.index()].name.clone())
+                    .collect(),
+            }),
+            None => Err(ProfileError::Order {
+                from: edge.from.clone(),
+                to: edge.to.clone(),
+            }),
+        }
+    }
+}
+
+impl LayerProfile {
+    fn validate(&self) -> Result<(), ProfileError> {
+        let place = || format!("layer `{}`", self.name);
+        for (field, value) in [
+            ("forward_ms", self.forward_ms),
+            ("backward_ms", self.backward_ms),
+            ("step_ms", self.step_ms),
+        ] {
+            if !is_time(value) {
+                check_time(&place(), field, value)?;
+            }
+        }
+        for (field, value) in [
+            ("parameter_bytes", self.parameter_bytes),
+            ("optimizer_bytes", self.optimizer_bytes),
+            ("stash_bytes", self.stash_bytes),
+            ("workspace_bytes", self.workspace_bytes),
+        ] {
+            check_size(place, field, value)?;
+        }
+        Ok(())
+    }
+}
+
+fn is_time(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
+}
+
+fn check_time(place: &str, field: &'static str, value: f64) -> Result<(), ProfileError> {
+    if is_time(value) {
+        return Ok(());
+    }
+    Err(ProfileError::Time {
+        place: place.to_owned(),
+        field,
+        value,
+    })
+}
+
+fn check_size(
+    place: impl Fn() -> String,
+    field: &'static str,
+    value: u64,
+) -> Result<(), ProfileError> {
+    if value <= LARGEST_SIZE {
+        return Ok(());
+    }
+    Err(ProfileError::Size {
+        place: place(),
+        field,
+        value,
+    })
+}
+
 fn yes() -> bool {
     true
 }
@@ -119,4 +401,106 @@ fn yes() -> bool {
 )]
 fn is_true(b: &bool) -> bool {
     *b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A chain of three layers, sound unless `change` spoils it.
+    fn broken(change: impl FnOnce(&mut Profile)) -> ProfileError {
+        let mut profile = crate::testing::chain(&[1.0, 2.0, 3.0], &[10, 20, 30], &[5, 5]);
+        assert_eq!(profile.validate(), Ok(()));
+        change(&mut profile);
+        profile.validate().unwrap_err()
+    }
+
+    fn edge(from: &str, to: &str, tensor: &str) -> Edge {
+        Edge {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            tensor: tensor.to_owned(),
+            bytes: 5,
+            gradient: true,
+        }
+    }
+
+    #[test]
+    fn a_cycle_is_named() {
+        let error = broken(|p| p.edges.push(edge("L2", "L1", "back")));
+        assert_eq!(
+            error.to_string(),
+            "the layers form a cycle: L1 -> L2 -> L1: a model's layer graph has none, correct the edges"
+        );
+    }
+
+    #[test]
+    fn a_wrong_order_is_told_from_a_cycle() {
+        let error = broken(|p| p.layers.swap(0, 1));
+        assert!(matches!(error, ProfileError::Order { .. }), "{error}");
+    }
+
+    #[test]
+    fn times_must_be_finite_and_not_negative() {
+        for time in [-1.0, f64::NAN, f64::INFINITY] {
+            let error = broken(|p| p.layers[1].backward_ms = time);
+            assert!(
+                error
+                    .to_string()
+                    .starts_with("layer `L1`: `backward_ms` is"),
+                "{error}"
+            );
+        }
+        assert!(matches!(
+            broken(|p| p.communication_s_per_byte = -1.0),
+            ProfileError::Time { .. }
+        ));
+    }
+
+    #[test]
+    fn names_must_be_known_and_unique() {
+        assert!(matches!(
+            broken(|p| p.layers[1].name = "L0".to_owned()),
+            ProfileError::DuplicateLayer { .. }
+        ));
+        assert!(matches!(
+            broken(|p| p.layers[1].name.clear()),
+            ProfileError::Unnamed { index: 1 }
+        ));
+        assert!(matches!(
+            broken(|p| p.edges[0].from = "nobody".to_owned()),
+            ProfileError::UnknownLayer { .. }
+        ));
+    }
+
+    #[test]
+    fn one_tensor_has_one_size() {
+        assert!(matches!(
+            broken(|p| {
+                let mut skip = edge("L0", "L2", &p.edges[0].tensor);
+                skip.bytes = 6;
+                p.edges.push(skip);
+            }),
+            ProfileError::Disagreement { .. }
+        ));
+        assert!(matches!(
+            broken(|p| p.edges.push(p.edges[0].clone())),
+            ProfileError::DuplicateEdge { .. }
+        ));
+    }
+
+    #[test]
+    fn counts_must_not_be_zero_and_sizes_not_absurd() {
+        assert!(matches!(
+            broken(|p| p.batch_size = 0),
+            ProfileError::Zero {
+                field: "batch_size"
+            }
+        ));
+        assert_eq!(broken(|p| p.layers.clear()), ProfileError::NoLayers);
+        assert!(matches!(
+            broken(|p| p.layers[0].stash_bytes = u64::MAX),
+            ProfileError::Size { .. }
+        ));
+    }
 }

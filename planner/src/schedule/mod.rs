@@ -2,7 +2,14 @@
 //!
 //! The same list is checked, simulated and executed, so what was proved is what runs.
 
+mod check;
+mod generate;
+mod holdings;
+
 use serde::{Deserialize, Serialize};
+
+pub use check::ScheduleError;
+pub use generate::ShapeError;
 
 /// How minibatches move through the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +22,16 @@ pub enum ScheduleKind {
     ModelParallel,
     /// Every worker the whole model, synchronised each round.
     DataParallel,
+}
+
+impl std::fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::OneFOneB => "1f1b",
+            Self::ModelParallel => "model-parallel",
+            Self::DataParallel => "data-parallel",
+        })
+    }
 }
 
 /// What a schedule needs to know of one stage.
@@ -31,7 +48,7 @@ pub struct StageShape {
 /// Activations flow from stage `from` to stage `to` (`from < to`), gradients back.
 ///
 /// Stages need not be neighbours: a skip connection is sent directly to the stage that reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageLink {
     /// The producing stage.
     pub from: usize,
@@ -134,4 +151,66 @@ pub struct Schedule {
     pub roles: Vec<WorkerRole>,
     /// Operations of each worker.
     pub operations: Vec<Vec<Op>>,
+}
+
+impl StageShape {
+    /// The version that the forward of `round` reads: the one after round `round - K - d`, else the first.
+    #[must_use]
+    pub fn forward_version(&self, round: usize) -> usize {
+        (round + 1).saturating_sub(self.depth + self.delay)
+    }
+
+    /// Rounds that `minibatches` make; the last one may be partial.
+    #[must_use]
+    pub fn rounds(&self, minibatches: usize) -> usize {
+        minibatches.div_ceil(self.replicas)
+    }
+}
+
+impl Schedule {
+    /// Number of the worker that serves `minibatch` in `stage`.
+    #[must_use]
+    pub fn worker_of(&self, stage: usize, minibatch: usize) -> usize {
+        first_worker(&self.stages, stage) + minibatch % self.stages[stage].replicas
+    }
+}
+
+/// Number of the worker that is replica 0 of `stage`.
+fn first_worker(stages: &[StageShape], stage: usize) -> usize {
+    stages[..stage].iter().map(|s| s.replicas).sum()
+}
+
+/// The paper's NOAM for each stage: ceil(replicas from the stage on / replicas of the stage).
+///
+/// The least depth that keeps every worker busy when links are free.
+#[must_use]
+pub fn noam(replicas: &[usize]) -> Vec<usize> {
+    let mut from_here = 0;
+    let mut depths: Vec<usize> = replicas
+        .iter()
+        .rev()
+        .map(|&r| {
+            from_here += r;
+            from_here.div_ceil(r)
+        })
+        .collect();
+    depths.reverse();
+    depths
+}
+
+/// Raises depths upstream until every stage admits what the stages behind it keep in flight.
+///
+/// Before its first backward a stage t takes in (K_t - 1) r_t minibatches. The stage s before it can deliver them
+/// without any gradient of theirs if (K_s - 1) r_s is no less, even where it waits for whole rounds.
+pub fn admit(stages: &mut [StageShape]) {
+    for i in (1..stages.len()).rev() {
+        let warm_up = stages[i]
+            .depth
+            .saturating_sub(1)
+            .saturating_mul(stages[i].replicas);
+        let before = &mut stages[i - 1];
+        before.depth = before
+            .depth
+            .max(1 + warm_up.div_ceil(before.replicas.max(1)));
+    }
 }

@@ -1,0 +1,639 @@
+//! Proves a schedule free of deadlock and right in its weight versions, before anything runs.
+//!
+//! Each worker's list is first judged on its own (every minibatch of its forward and backward once, versions by
+//! the rule, rounds in order), then all lists are executed together symbolically: sends never wait, receives
+//! wait for their message, steps wait for every replica's gradients. Since no operation of one worker can take
+//! away what another waits for, a run that gets stuck proves a deadlock and a run that ends proves there is none.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::{Op, Schedule, first_worker};
+
+/// What is wrong with a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    /// Upstream never has enough minibatches under way to fill one round of a replicated stage.
+    #[error(
+        "stage {stage} needs {needed} minibatches for a round, but stage {upstream} admits only {admitted} \
+         (replicas x depth): raise the depth of stage {upstream}"
+    )]
+    Admission {
+        /// The replicated stage.
+        stage: usize,
+        /// Minibatches of one of its rounds.
+        needed: usize,
+        /// The stage before it.
+        upstream: usize,
+        /// Its replicas times its depth.
+        admitted: usize,
+    },
+    /// No worker can go on.
+    #[error("deadlock: worker {worker} waits for ever at operation {position}, {operation}")]
+    Deadlock {
+        /// The first of the waiting workers.
+        worker: usize,
+        /// Where in its list.
+        position: usize,
+        /// The operation it cannot carry out.
+        operation: String,
+    },
+    /// An operation that breaks a rule.
+    #[error("worker {worker}, operation {position} ({operation}): {rule}")]
+    Broken {
+        /// Worker.
+        worker: usize,
+        /// Where in its list; past its end if something is missing.
+        position: usize,
+        /// The operation.
+        operation: String,
+        /// The rule that it breaks.
+        rule: &'static str,
+    },
+}
+
+impl Schedule {
+    /// Proves the schedule: no deadlock, right versions, every minibatch once, every message received.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), ScheduleError> {
+        self.check_admission()?;
+        for worker in 0..self.operations.len() {
+            Solo::new(self, worker).check()?;
+        }
+        self.execute()
+    }
+
+    /// A round of stage t can be under way at once only if every stage before admits as many minibatches.
+    fn check_admission(&self) -> Result<(), ScheduleError> {
+        for (stage, shape) in self.stages.iter().enumerate() {
+            let needed = shape.replicas.min(self.minibatches);
+            for (upstream, before) in self.stages[..stage].iter().enumerate() {
+                let admitted = before.replicas.saturating_mul(before.depth);
+                if admitted < needed {
+                    return Err(ScheduleError::Admission {
+                        stage,
+                        needed,
+                        upstream,
+                        admitted,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs all lists together until all have ended or none can go on.
+    fn execute(&self) -> Result<(), ScheduleError> {
+        let mut position = vec![0; self.operations.len()];
+        let mut messages: HashSet<Message> = HashSet::new();
+        // Replicas of the stage that have begun the all-reduce of the round.
+        let mut reduced: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        loop {
+            let mut moved = false;
+            for (worker, at) in position.iter_mut().enumerate() {
+                let role = self.roles[worker];
+                while let Some(op) = self.operations[worker].get(*at) {
+                    let broken = |rule| self.broken(worker, *at, rule);
+                    match *op {
+                        Op::SendActivations { .. } | Op::SendGradients { .. } => {
+                            if !messages.insert(Message::new(worker, op)) {
+                                return Err(broken("a message is sent once"));
+                            }
+                        }
+                        Op::ReceiveActivations { .. } | Op::ReceiveGradients { .. } => {
+                            if !messages.remove(&Message::new(worker, op)) {
+                                break;
+                            }
+                        }
+                        Op::AllReduce { round } => {
+                            *reduced.entry((role.stage, round)).or_default() += 1;
+                        }
+                        Op::Step { round, .. } => {
+                            let replicas = self.stages[role.stage].replicas;
+                            let begun = reduced.get(&(role.stage, round)).copied().unwrap_or(0);
+                            if replicas > 1 && begun < replicas {
+                                break;
+                            }
+                        }
+                        Op::Forward { .. } | Op::Backward { .. } => {}
+                    }
+                    *at += 1;
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        for (worker, &at) in position.iter().enumerate() {
+            if let Some(op) = self.operations[worker].get(at) {
+                return Err(ScheduleError::Deadlock {
+                    worker,
+                    position: at,
+                    operation: format!("{op:?}"),
+                });
+            }
+        }
+        match messages.iter().min() {
+            Some(lost) => Err(self.broken(
+                lost.to,
+                self.operations[lost.to].len(),
+                "every message that is sent is received",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn broken(&self, worker: usize, position: usize, rule: &'static str) -> ScheduleError {
+        let operation = self.operations[worker]
+            .get(position)
+            .map_or_else(|| "end".to_owned(), |op| format!("{op:?}"));
+        ScheduleError::Broken {
+            worker,
+            position,
+            operation,
+            rule,
+        }
+    }
+}
+
+/// A tensor on its way, whichever end names it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Message {
+    from: usize,
+    to: usize,
+    minibatch: usize,
+    gradient: bool,
+}
+
+impl Message {
+    fn new(worker: usize, op: &Op) -> Self {
+        let (from, to, minibatch, gradient) = match *op {
+            Op::SendActivations {
+                minibatch, peer, ..
+            } => (worker, peer, minibatch, false),
+            Op::ReceiveActivations {
+                minibatch, peer, ..
+            } => (peer, worker, minibatch, false),
+            Op::SendGradients {
+                minibatch, peer, ..
+            } => (worker, peer, minibatch, true),
+            Op::ReceiveGradients {
+                minibatch, peer, ..
+            } => (peer, worker, minibatch, true),
+            Op::Forward { .. } | Op::Backward { .. } | Op::AllReduce { .. } | Op::Step { .. } => {
+                unreachable!("only sends and receives carry messages")
+            }
+        };
+        Self {
+            from,
+            to,
+            minibatch,
+            gradient,
+        }
+    }
+}
+
+/// Judges the list of one worker.
+struct Solo<'a> {
+    schedule: &'a Schedule,
+    worker: usize,
+    /// Position in the list.
+    at: usize,
+    /// Rounds whose forward, backward, all-reduce, step are done: each happens in the order of the rounds.
+    forwards: usize,
+    backwards: usize,
+    reduces: usize,
+    steps: usize,
+    /// Stages whose activations or gradients have come in for the next forward or backward.
+    received: [HashSet<usize>; 2],
+    /// Stages that still wait for the activations or gradients of the last forward or backward.
+    unsent: [HashSet<usize>; 2],
+}
+
+const ACTIVATIONS: usize = 0;
+const GRADIENTS: usize = 1;
+
+impl<'a> Solo<'a> {
+    fn new(schedule: &'a Schedule, worker: usize) -> Self {
+        Self {
+            schedule,
+            worker,
+            at: 0,
+            forwards: 0,
+            backwards: 0,
+            reduces: 0,
+            steps: 0,
+            received: [HashSet::new(), HashSet::new()],
+            unsent: [HashSet::new(), HashSet::new()],
+        }
+    }
+
+    fn check(mut self) -> Result<(), ScheduleError> {
+        let operations = &self.schedule.operations[self.worker];
+        while self.at < operations.len() {
+            if let Err(rule) = self.accept(operations[self.at]) {
+                return Err(self.schedule.broken(self.worker, self.at, rule));
+            }
+            self.at += 1;
+        }
+        self.finish()
+            .map_err(|rule| self.schedule.broken(self.worker, self.at, rule))
+    }
+
+    fn stage(&self) -> usize {
+        self.schedule.roles[self.worker].stage
+    }
+
+    /// The minibatch that this worker serves in `round`, if there is one.
+    fn minibatch(&self, round: usize) -> Option<usize> {
+        let role = self.schedule.roles[self.worker];
+        let minibatch = round * self.schedule.stages[role.stage].replicas + role.replica;
+        (minibatch < self.schedule.minibatches).then_some(minibatch)
+    }
+
+    fn sources(&self) -> HashSet<usize> {
+        let links = self.schedule.links.iter();
+        links
+            .filter(|l| l.to == self.stage())
+            .map(|l| l.from)
+            .collect()
+    }
+
+    fn readers(&self) -> HashSet<usize> {
+        let links = self.schedule.links.iter();
+        links
+            .filter(|l| l.from == self.stage())
+            .map(|l| l.to)
+            .collect()
+    }
+
+    fn gradient_sources(&self) -> HashSet<usize> {
+        let links = self.schedule.links.iter();
+        links
+            .filter(|l| l.from == self.stage() && l.gradient)
+            .map(|l| l.to)
+            .collect()
+    }
+
+    fn gradient_readers(&self) -> HashSet<usize> {
+        let links = self.schedule.links.iter();
+        links
+            .filter(|l| l.to == self.stage() && l.gradient)
+            .map(|l| l.from)
+            .collect()
+    }
+
+    fn accept(&mut self, op: Op) -> Result<(), &'static str> {
+        let shape = self.schedule.stages[self.stage()];
+        match op {
+            Op::ReceiveActivations {
+                minibatch,
+                stage,
+                peer,
+            } => self.receive(
+                ACTIVATIONS,
+                self.minibatch(self.forwards),
+                minibatch,
+                stage,
+                peer,
+            ),
+            Op::ReceiveGradients {
+                minibatch,
+                stage,
+                peer,
+            } => self.receive(
+                GRADIENTS,
+                self.minibatch(self.backwards),
+                minibatch,
+                stage,
+                peer,
+            ),
+            Op::SendActivations {
+                minibatch,
+                stage,
+                peer,
+            } => {
+                let last = self.forwards.checked_sub(1).and_then(|q| self.minibatch(q));
+                self.send(ACTIVATIONS, last, minibatch, stage, peer)
+            }
+            Op::SendGradients {
+                minibatch,
+                stage,
+                peer,
+            } => {
+                let last = self
+                    .backwards
+                    .checked_sub(1)
+                    .and_then(|q| self.minibatch(q));
+                self.send(GRADIENTS, last, minibatch, stage, peer)
+            }
+            Op::Forward { minibatch, version } => {
+                require(
+                    self.minibatch(self.forwards) == Some(minibatch),
+                    "a replica's forwards are those of its minibatches, in order",
+                )?;
+                require(
+                    version == shape.forward_version(self.forwards),
+                    "the forward of round q reads the version after round q - K - d",
+                )?;
+                require(version <= self.steps, "a version is made before it is read")?;
+                self.compute(ACTIVATIONS, self.sources(), self.readers())?;
+                self.forwards += 1;
+                require(
+                    self.forwards - self.backwards <= shape.depth,
+                    "a replica has at most K minibatches in flight",
+                )
+            }
+            Op::Backward { minibatch, version } => {
+                require(
+                    self.backwards < self.forwards
+                        && self.minibatch(self.backwards) == Some(minibatch),
+                    "a backward follows its forward, in the order of the minibatches",
+                )?;
+                require(
+                    version == shape.forward_version(self.backwards),
+                    "a backward reads the version that its forward read",
+                )?;
+                self.compute(GRADIENTS, self.gradient_sources(), self.gradient_readers())?;
+                self.backwards += 1;
+                Ok(())
+            }
+            Op::AllReduce { round } => {
+                require(
+                    shape.replicas > 1,
+                    "an unreplicated stage has nothing to all-reduce",
+                )?;
+                require(
+                    round == self.reduces && self.has_gradients_of(round),
+                    "the all-reduce of a round follows its backward, in order",
+                )?;
+                self.reduces += 1;
+                Ok(())
+            }
+            Op::Step { round, minibatches } => {
+                require(
+                    round == self.steps && self.has_gradients_of(round),
+                    "the step of a round follows its backward, in order",
+                )?;
+                let first = round * shape.replicas;
+                let whole = self.schedule.minibatches.saturating_sub(first);
+                require(
+                    minibatches == shape.replicas.min(whole),
+                    "a step averages over the minibatches of its round",
+                )?;
+                require(
+                    shape.replicas == 1 || round < self.reduces,
+                    "the step of a round follows its all-reduce",
+                )?;
+                self.steps += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether this replica's share of the round's gradient is there (it may have none in the last round).
+    fn has_gradients_of(&self, round: usize) -> bool {
+        let shape = self.schedule.stages[self.stage()];
+        round < shape.rounds(self.schedule.minibatches)
+            && (round < self.backwards || self.minibatch(round).is_none())
+    }
+
+    fn is_peer(&self, stage: usize, minibatch: usize, peer: usize) -> bool {
+        let stages = &self.schedule.stages;
+        stages
+            .get(stage)
+            .is_some_and(|s| peer == first_worker(stages, stage) + minibatch % s.replicas)
+    }
+
+    fn receive(
+        &mut self,
+        kind: usize,
+        due: Option<usize>,
+        minibatch: usize,
+        stage: usize,
+        peer: usize,
+    ) -> Result<(), &'static str> {
+        require(
+            due == Some(minibatch) && self.is_peer(stage, minibatch, peer),
+            "a receive is for the next minibatch, from the replica that serves it",
+        )?;
+        require(
+            self.received[kind].insert(stage),
+            "a message is received once",
+        )
+    }
+
+    fn send(
+        &mut self,
+        kind: usize,
+        last: Option<usize>,
+        minibatch: usize,
+        stage: usize,
+        peer: usize,
+    ) -> Result<(), &'static str> {
+        require(
+            last == Some(minibatch) && self.is_peer(stage, minibatch, peer),
+            "a send is of the minibatch just computed, to the replica that serves it",
+        )?;
+        require(
+            self.unsent[kind].remove(&stage),
+            "a message goes once to each stage that reads it",
+        )
+    }
+
+    fn compute(
+        &mut self,
+        kind: usize,
+        sources: HashSet<usize>,
+        readers: HashSet<usize>,
+    ) -> Result<(), &'static str> {
+        require(
+            self.received[kind] == sources,
+            "everything that is read has been received",
+        )?;
+        require(
+            self.unsent[kind].is_empty(),
+            "everything that others read is sent",
+        )?;
+        self.received[kind].clear();
+        self.unsent[kind] = readers;
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), &'static str> {
+        let shape = self.schedule.stages[self.stage()];
+        require(
+            self.minibatch(self.forwards).is_none() && self.backwards == self.forwards,
+            "every minibatch goes forward and backward once",
+        )?;
+        require(
+            self.steps == shape.rounds(self.schedule.minibatches),
+            "every round ends with a step",
+        )?;
+        require(
+            self.unsent.iter().all(HashSet::is_empty),
+            "everything that others read is sent",
+        )
+    }
+}
+
+fn require(holds: bool, rule: &'static str) -> Result<(), &'static str> {
+    if holds { Ok(()) } else { Err(rule) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::schedule::{StageLink, StageShape, admit, noam};
+
+    /// Replicas, depth beyond NOAM, delay, of each stage; which skip links exist; minibatches.
+    fn pipelines() -> impl Strategy<Value = (Vec<StageShape>, Vec<StageLink>, usize)> {
+        let stage = (1usize..5, 0usize..3, 0usize..2);
+        let stages = proptest::collection::vec(stage, 1..5);
+        (stages, any::<u16>(), 0usize..40).prop_map(|(stages, skips, minibatches)| {
+            let replicas: Vec<usize> = stages.iter().map(|s| s.0).collect();
+            let mut shapes: Vec<StageShape> = stages
+                .iter()
+                .zip(noam(&replicas))
+                .map(|(&(replicas, more, delay), depth)| StageShape {
+                    replicas,
+                    depth: depth + more,
+                    delay: if replicas > 1 { delay } else { 0 },
+                })
+                .collect();
+            admit(&mut shapes);
+            (shapes, links(stages.len(), skips), minibatches)
+        })
+    }
+
+    fn links(stages: usize, skips: u16) -> Vec<StageLink> {
+        let pairs = (0..stages).flat_map(|from| (from + 1..stages).map(move |to| (from, to)));
+        pairs
+            .enumerate()
+            .filter(|&(i, (from, to))| to == from + 1 || skips >> i & 1 == 1)
+            .map(|(i, (from, to))| StageLink {
+                from,
+                to,
+                gradient: to == from + 1 || i % 3 != 0,
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_generator_makes_at_noam_or_deeper_is_right(
+            (shapes, links, minibatches) in pipelines()
+        ) {
+            let schedule = Schedule::one_f_one_b(&shapes, &links, minibatches).unwrap();
+            prop_assert_eq!(schedule.check(), Ok(()));
+            for (worker, role) in schedule.roles.iter().enumerate() {
+                let shape = shapes[role.stage];
+                prop_assert!(schedule.versions_held(worker) <= shape.depth);
+                prop_assert!(schedule.stashes_held(worker) <= shape.depth);
+                prop_assert!(schedule.gradients_held(worker) <= 1 + shape.delay);
+            }
+        }
+
+        #[test]
+        fn any_operation_left_out_or_doubled_is_noticed(
+            (shapes, links, minibatches) in pipelines(), at in any::<prop::sample::Index>(), double: bool
+        ) {
+            let mut schedule = Schedule::one_f_one_b(&shapes, &links, minibatches + 1).unwrap();
+            let places: Vec<(usize, usize)> = schedule
+                .operations
+                .iter()
+                .enumerate()
+                .flat_map(|(w, ops)| (0..ops.len()).map(move |i| (w, i)))
+                .collect();
+            let (worker, i) = places[at.index(places.len())];
+            if double {
+                let op = schedule.operations[worker][i];
+                schedule.operations[worker].insert(i, op);
+            } else {
+                schedule.operations[worker].remove(i);
+            }
+            prop_assert!(schedule.check().is_err());
+        }
+
+        #[test]
+        fn a_wrong_version_is_noticed(
+            (shapes, links, minibatches) in pipelines(), at in any::<prop::sample::Index>()
+        ) {
+            let mut schedule = Schedule::one_f_one_b(&shapes, &links, minibatches + 1).unwrap();
+            let mut versions: Vec<&mut usize> = schedule
+                .operations
+                .iter_mut()
+                .flatten()
+                .filter_map(|op| match op {
+                    Op::Forward { version, .. } | Op::Backward { version, .. } => Some(version),
+                    _ => None,
+                })
+                .collect();
+            let at = at.index(versions.len());
+            *versions[at] += 1;
+            prop_assert!(schedule.check().is_err());
+        }
+    }
+
+    fn pair(first: StageShape, second: StageShape) -> Schedule {
+        let link = StageLink {
+            from: 0,
+            to: 1,
+            gradient: true,
+        };
+        Schedule::one_f_one_b(&[first, second], &[link], 60).unwrap()
+    }
+
+    fn shape(replicas: usize, depth: usize) -> StageShape {
+        StageShape {
+            replicas,
+            depth,
+            delay: 0,
+        }
+    }
+
+    #[test]
+    fn one_to_fifteen_needs_a_round_of_fifteen_admitted() {
+        let error = pair(shape(1, 14), shape(15, 1)).check().unwrap_err();
+        assert_eq!(
+            error,
+            ScheduleError::Admission {
+                stage: 1,
+                needed: 15,
+                upstream: 0,
+                admitted: 14
+            }
+        );
+        assert_eq!(pair(shape(1, 15), shape(15, 1)).check(), Ok(()));
+    }
+
+    #[test]
+    fn a_warm_up_that_upstream_cannot_feed_is_a_deadlock() {
+        // Stage 1 wants three forwards before its first backward, stage 0 admits two.
+        let error = pair(shape(1, 2), shape(1, 3)).check().unwrap_err();
+        assert!(matches!(error, ScheduleError::Deadlock { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_message_to_the_wrong_replica_is_noticed() {
+        let mut schedule = pair(shape(1, 3), shape(2, 1));
+        for op in &mut schedule.operations[0] {
+            if let Op::SendActivations {
+                peer, minibatch, ..
+            } = op
+                && *minibatch == 7
+            {
+                *peer = 1;
+            }
+        }
+        let error = schedule.check().unwrap_err();
+        assert!(
+            matches!(error, ScheduleError::Broken { worker: 0, .. }),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,375 @@
+//! Makes the schedules: which worker does what, in which order, with which weight version.
+
+use super::{Op, Schedule, StageLink, StageShape, WorkerRole, first_worker};
+
+/// Why no schedule can be made from these stages and links.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// There is no stage.
+    #[error("a schedule needs at least one stage")]
+    NoStage,
+    /// A count that must be at least one is zero.
+    #[error("stage {stage}: {what} must be at least 1")]
+    Zero {
+        /// Stage.
+        stage: usize,
+        /// `replicas` or `depth`.
+        what: &'static str,
+    },
+    /// The delay is neither 0 nor 1, or the stage has nothing to wait for.
+    #[error("stage {stage}: delay {delay} is not possible: 0, or 1 for a replicated stage")]
+    Delay {
+        /// Stage.
+        stage: usize,
+        /// What was asked for.
+        delay: usize,
+    },
+    /// A link that does not lead forward to an existing stage, or stands there twice.
+    #[error(
+        "link from stage {from} to stage {to}: links lead forward between the {stages} stages, each listed once"
+    )]
+    Link {
+        /// Sending stage.
+        from: usize,
+        /// Receiving stage.
+        to: usize,
+        /// Number of stages.
+        stages: usize,
+    },
+}
+
+impl Schedule {
+    /// One-forward-one-backward with round robin over replicas (1F1B-RR) and weight stashing.
+    ///
+    /// Every worker runs `depth - 1` warm-up forwards, then alternates forward and backward, then drains.
+    /// A stage with r replicas steps once per round of r minibatches; the last round may be partial.
+    ///
+    /// # Errors
+    /// If the shapes or links make no pipeline. Depths are judged by [`Schedule::check`].
+    pub fn one_f_one_b(
+        stages: &[StageShape],
+        links: &[StageLink],
+        minibatches: usize,
+    ) -> Result<Self, ShapeError> {
+        validate(stages, links)?;
+        let mut roles = Vec::new();
+        let mut operations = Vec::new();
+        for (stage, shape) in stages.iter().enumerate() {
+            for replica in 0..shape.replicas {
+                roles.push(WorkerRole { stage, replica });
+                let worker = Worker {
+                    stages,
+                    links,
+                    stage,
+                    replica,
+                    minibatches,
+                    operations: Vec::new(),
+                };
+                operations.push(worker.run());
+            }
+        }
+        Ok(Self {
+            minibatches,
+            stages: stages.to_vec(),
+            links: links.to_vec(),
+            roles,
+            operations,
+        })
+    }
+
+    /// One minibatch at a time through `stages` workers: 1F1B with every depth 1.
+    ///
+    /// # Errors
+    /// If there is no stage or a link makes no pipeline.
+    pub fn model_parallel(
+        stages: usize,
+        links: &[StageLink],
+        minibatches: usize,
+    ) -> Result<Self, ShapeError> {
+        let shape = StageShape {
+            replicas: 1,
+            depth: 1,
+            delay: 0,
+        };
+        Self::one_f_one_b(&vec![shape; stages], links, minibatches)
+    }
+
+    /// Every one of `workers` runs the whole model on its own minibatches; gradients are averaged each round.
+    ///
+    /// # Errors
+    /// If there is no worker.
+    pub fn data_parallel(workers: usize, minibatches: usize) -> Result<Self, ShapeError> {
+        let shape = StageShape {
+            replicas: workers,
+            depth: 1,
+            delay: 0,
+        };
+        Self::one_f_one_b(&[shape], &[], minibatches)
+    }
+}
+
+fn validate(stages: &[StageShape], links: &[StageLink]) -> Result<(), ShapeError> {
+    if stages.is_empty() {
+        return Err(ShapeError::NoStage);
+    }
+    for (stage, shape) in stages.iter().enumerate() {
+        for (what, count) in [("replicas", shape.replicas), ("depth", shape.depth)] {
+            if count == 0 {
+                return Err(ShapeError::Zero { stage, what });
+            }
+        }
+        if shape.delay > usize::from(shape.replicas > 1) {
+            return Err(ShapeError::Delay {
+                stage,
+                delay: shape.delay,
+            });
+        }
+    }
+    for (i, link) in links.iter().enumerate() {
+        let twice = links[..i]
+            .iter()
+            .any(|l| (l.from, l.to) == (link.from, link.to));
+        if link.from >= link.to || link.to >= stages.len() || twice {
+            return Err(ShapeError::Link {
+                from: link.from,
+                to: link.to,
+                stages: stages.len(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Collects the operations of one worker. Its i-th minibatch belongs to round i of its stage.
+struct Worker<'a> {
+    stages: &'a [StageShape],
+    links: &'a [StageLink],
+    stage: usize,
+    replica: usize,
+    minibatches: usize,
+    operations: Vec<Op>,
+}
+
+impl Worker<'_> {
+    fn run(mut self) -> Vec<Op> {
+        let shape = self.stages[self.stage];
+        let rounds = shape.rounds(self.minibatches);
+        // In the last, partial round the replicas behind the last minibatch have none.
+        let own = self
+            .minibatches
+            .saturating_sub(self.replica)
+            .div_ceil(shape.replicas);
+        let warm_up = (shape.depth - 1).min(own);
+        for round in 0..warm_up {
+            self.forward(round);
+        }
+        for round in 0..own {
+            if round + warm_up < own {
+                self.forward(round + warm_up);
+            }
+            self.backward(round);
+            self.settle(round);
+        }
+        for round in own..rounds {
+            self.settle(round);
+        }
+        for round in rounds.saturating_sub(shape.delay)..rounds {
+            self.step(round);
+        }
+        self.operations
+    }
+
+    fn minibatch(&self, round: usize) -> usize {
+        round * self.stages[self.stage].replicas + self.replica
+    }
+
+    fn peer(&self, stage: usize, minibatch: usize) -> usize {
+        first_worker(self.stages, stage) + minibatch % self.stages[stage].replicas
+    }
+
+    fn incoming(&self) -> impl Iterator<Item = StageLink> + use<'_> {
+        self.links.iter().copied().filter(|l| l.to == self.stage)
+    }
+
+    fn outgoing(&self) -> impl Iterator<Item = StageLink> + use<'_> {
+        self.links.iter().copied().filter(|l| l.from == self.stage)
+    }
+
+    fn forward(&mut self, round: usize) {
+        let minibatch = self.minibatch(round);
+        let version = self.stages[self.stage].forward_version(round);
+        let receives = self.incoming().map(|l| Op::ReceiveActivations {
+            minibatch,
+            stage: l.from,
+            peer: self.peer(l.from, minibatch),
+        });
+        let sends = self.outgoing().map(|l| Op::SendActivations {
+            minibatch,
+            stage: l.to,
+            peer: self.peer(l.to, minibatch),
+        });
+        let all: Vec<Op> = receives
+            .chain([Op::Forward { minibatch, version }])
+            .chain(sends)
+            .collect();
+        self.operations.extend(all);
+    }
+
+    fn backward(&mut self, round: usize) {
+        let minibatch = self.minibatch(round);
+        let version = self.stages[self.stage].forward_version(round);
+        let receives = self
+            .outgoing()
+            .filter(|l| l.gradient)
+            .map(|l| Op::ReceiveGradients {
+                minibatch,
+                stage: l.to,
+                peer: self.peer(l.to, minibatch),
+            });
+        let sends = self
+            .incoming()
+            .filter(|l| l.gradient)
+            .map(|l| Op::SendGradients {
+                minibatch,
+                stage: l.from,
+                peer: self.peer(l.from, minibatch),
+            });
+        let all: Vec<Op> = receives
+            .chain([Op::Backward { minibatch, version }])
+            .chain(sends)
+            .collect();
+        self.operations.extend(all);
+    }
+
+    /// After the backward of `round`: start its all-reduce, finish the round that is due.
+    ///
+    /// With delay 1 that is the round before, whose all-reduce had a whole forward and backward of time.
+    fn settle(&mut self, round: usize) {
+        let shape = self.stages[self.stage];
+        if shape.replicas > 1 {
+            self.operations.push(Op::AllReduce { round });
+        }
+        if round >= shape.delay {
+            self.step(round - shape.delay);
+        }
+    }
+
+    fn step(&mut self, round: usize) {
+        let replicas = self.stages[self.stage].replicas;
+        self.operations.push(Op::Step {
+            round,
+            minibatches: replicas.min(self.minibatches - round * replicas),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(replicas: usize, depth: usize, delay: usize) -> StageShape {
+        StageShape {
+            replicas,
+            depth,
+            delay,
+        }
+    }
+
+    fn link(from: usize, to: usize) -> StageLink {
+        StageLink {
+            from,
+            to,
+            gradient: true,
+        }
+    }
+
+    /// `F3v1` forward of minibatch 3 with version 1, `B` backward, `R` all-reduce, `S` step.
+    fn compute(schedule: &Schedule, worker: usize) -> String {
+        let words = schedule.operations[worker]
+            .iter()
+            .filter_map(|op| match op {
+                Op::Forward { minibatch, version } => Some(format!("F{minibatch}v{version}")),
+                Op::Backward { minibatch, version } => Some(format!("B{minibatch}v{version}")),
+                Op::AllReduce { round } => Some(format!("R{round}")),
+                Op::Step { round, minibatches } => Some(format!("S{round}/{minibatches}")),
+                _ => None,
+            });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn straight_pipeline_warms_up_alternates_and_drains() {
+        let s = Schedule::one_f_one_b(&[shape(1, 2, 0), shape(1, 1, 0)], &[link(0, 1)], 4).unwrap();
+        assert_eq!(
+            compute(&s, 0),
+            "F0v0 F1v0 B0v0 S0/1 F2v1 B1v0 S1/1 F3v2 B2v1 S2/1 B3v2 S3/1"
+        );
+        assert_eq!(
+            compute(&s, 1),
+            "F0v0 B0v0 S0/1 F1v1 B1v1 S1/1 F2v2 B2v2 S2/1 F3v3 B3v3 S3/1"
+        );
+    }
+
+    #[test]
+    fn a_delayed_step_waits_one_round_longer() {
+        let s = Schedule::one_f_one_b(&[shape(2, 1, 1)], &[], 6).unwrap();
+        assert_eq!(
+            compute(&s, 0),
+            "F0v0 B0v0 R0 F2v0 B2v0 R1 S0/2 F4v1 B4v1 R2 S1/2 S2/2"
+        );
+    }
+
+    #[test]
+    fn a_replica_without_a_minibatch_still_takes_part_in_the_last_round() {
+        let s = Schedule::data_parallel(3, 4).unwrap();
+        assert_eq!(compute(&s, 0), "F0v0 B0v0 R0 S0/3 F3v1 B3v1 R1 S1/1");
+        assert_eq!(compute(&s, 2), "F2v0 B2v0 R0 S0/3 R1 S1/1");
+    }
+
+    #[test]
+    fn skip_links_go_directly_to_the_stage_that_reads_them() {
+        let shapes = [shape(1, 3, 0), shape(1, 2, 0), shape(2, 1, 0)];
+        let s = Schedule::one_f_one_b(&shapes, &[link(0, 1), link(1, 2), link(0, 2)], 2).unwrap();
+        let sends: Vec<(usize, usize)> = s.operations[0]
+            .iter()
+            .filter_map(|op| match *op {
+                Op::SendActivations {
+                    minibatch, peer, ..
+                } => Some((minibatch, peer)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(sends, [(0, 1), (0, 2), (1, 1), (1, 3)]);
+    }
+
+    #[test]
+    fn shapes_that_make_no_pipeline_are_errors() {
+        let ok = shape(1, 1, 0);
+        let make = |s: &[StageShape], l: &[StageLink]| Schedule::one_f_one_b(s, l, 1).unwrap_err();
+        assert_eq!(make(&[], &[]), ShapeError::NoStage);
+        assert!(matches!(
+            make(&[shape(0, 1, 0)], &[]),
+            ShapeError::Zero { .. }
+        ));
+        assert!(matches!(
+            make(&[shape(1, 0, 0)], &[]),
+            ShapeError::Zero { .. }
+        ));
+        assert!(matches!(
+            make(&[shape(1, 1, 1)], &[]),
+            ShapeError::Delay { .. }
+        ));
+        assert!(matches!(
+            make(&[ok, ok], &[link(1, 0)]),
+            ShapeError::Link { .. }
+        ));
+        assert!(matches!(
+            make(&[ok], &[link(0, 1)]),
+            ShapeError::Link { .. }
+        ));
+        assert!(matches!(
+            make(&[ok, ok], &[link(0, 1), link(0, 1)]),
+            ShapeError::Link { .. }
+        ));
+    }
+}
