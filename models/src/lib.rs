@@ -4,3 +4,9 @@
 //! layers, `program` turns a run of layers into something that steps forward and backward, `ops` says
 //! what each operator does in terms of the primitives that a `device` implements, and `onnx` writes
 //! trained weights back into the original bytes.
+
+pub mod device;
+pub mod ops;
+pub mod random;
+pub mod shape;
+pub mod tensor;

@@ -1,0 +1,539 @@
+//! The CPU: primitives as thin calls of functions over slices.
+
+pub mod reference;
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use super::params::{
+    AdamStep, Axis, Binary, Conv, Gemm, Lrn, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
+};
+use super::pool::{self, Memory};
+use super::{BatchNormBackward, BatchNormForward, Device, LossOutput};
+use crate::shape;
+use crate::tensor::{DType, Tensor};
+use reference::{elementwise, layout, loss, matrix, norm, pool as pooling};
+
+/// A CPU worker's device: a pool of memory and a number of cores.
+pub struct CpuDevice {
+    pool: Arc<pool::Pool>,
+    threads: usize,
+}
+
+impl CpuDevice {
+    /// A device with an empty pool that computes on `threads` cores.
+    pub fn new(threads: usize) -> Self {
+        CpuDevice {
+            pool: pool::Pool::new(),
+            threads,
+        }
+    }
+
+    fn floats(&self, shape: &[usize]) -> Tensor {
+        self.alloc(DType::F32, shape)
+    }
+
+    /// The tensor itself when nobody else holds it, else a copy.
+    fn owned(&self, x: Tensor) -> Tensor {
+        if x.is_unique() { x } else { self.upload(&x) }
+    }
+
+    fn binary_of<T: Pod>(&self, f: impl Fn(T, T) -> T, mut a: Tensor, mut b: Tensor) -> Tensor {
+        if a.shape() == b.shape() {
+            if a.is_unique() {
+                for (a, &b) in out::<T>(&mut a).iter_mut().zip(b.elements::<T>()) {
+                    *a = f(*a, b);
+                }
+                return a;
+            }
+            if b.is_unique() {
+                for (&a, b) in a.elements::<T>().iter().zip(out::<T>(&mut b)) {
+                    *b = f(a, *b);
+                }
+                return b;
+            }
+        }
+        let shape = broadcast(&a, &b);
+        let mut result = self.alloc(a.dtype(), &shape);
+        let a_strides = shape::broadcast_strides(a.shape(), &shape);
+        let b_strides = shape::broadcast_strides(b.shape(), &shape);
+        elementwise::broadcast(
+            &shape,
+            (a.elements::<T>(), &a_strides),
+            (b.elements::<T>(), &b_strides),
+            out(&mut result),
+            f,
+        );
+        result
+    }
+}
+
+/// The elements of a tensor that was just made here or is known to be unique.
+fn out<T: Pod>(tensor: &mut Tensor) -> &mut [T] {
+    tensor.elements_mut().expect("a tensor with one owner")
+}
+
+fn broadcast(a: &Tensor, b: &Tensor) -> Vec<usize> {
+    shape::broadcast(a.shape(), b.shape()).expect("shapes that broadcast")
+}
+
+fn inv_std(variance: &[f32], eps: f32, out: &mut [f32]) {
+    for (out, &v) in out.iter_mut().zip(variance) {
+        *out = 1.0 / (v + eps).sqrt();
+    }
+}
+
+impl std::fmt::Debug for CpuDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CpuDevice({} threads)", self.threads)
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    fn memory(&self) -> Memory {
+        self.pool.memory()
+    }
+
+    fn reset_peak(&self) {
+        self.pool.reset_peak();
+    }
+
+    fn alloc(&self, dtype: DType, shape: &[usize]) -> Tensor {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        Tensor::over(dtype, shape, self.pool.take(bytes))
+    }
+
+    fn fill(&self, shape: &[usize], value: f32) -> Tensor {
+        let mut tensor = self.floats(shape);
+        out::<f32>(&mut tensor).fill(value);
+        tensor
+    }
+
+    fn upload(&self, host: &Tensor) -> Tensor {
+        let mut copy = self.alloc(host.dtype(), host.shape());
+        copy.raw_mut()
+            .expect("a tensor with one owner")
+            .copy_from_slice(host.raw());
+        copy
+    }
+
+    fn download(&self, tensor: &Tensor) -> Tensor {
+        tensor.clone()
+    }
+
+    fn gemm(&self, p: &Gemm, a: &Tensor, b: &Tensor, c: Option<Tensor>) -> Tensor {
+        let shape = [p.offsets.len(), p.m, p.n];
+        let mut c = match c {
+            Some(c) => self.owned(c).into_shape(&shape),
+            None => self.floats(&shape),
+        };
+        matrix::gemm(p, a.f32s(), b.f32s(), out(&mut c));
+        c
+    }
+
+    fn conv(&self, p: &Conv, input: &Tensor, filter: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let [h, w] = p.window.output;
+        let mut output = self.floats(&[p.batch, p.out_channels, h, w]);
+        matrix::conv(
+            p,
+            input.f32s(),
+            filter.f32s(),
+            bias.map(Tensor::f32s),
+            out(&mut output),
+        );
+        output
+    }
+
+    fn conv_backward_data(&self, p: &Conv, filter: &Tensor, grad: &Tensor) -> Tensor {
+        let [h, w] = p.window.input;
+        let mut input_grad = self.floats(&[p.batch, p.in_channels, h, w]);
+        matrix::conv_backward_data(p, filter.f32s(), grad.f32s(), out(&mut input_grad));
+        input_grad
+    }
+
+    fn conv_backward_filter(&self, p: &Conv, input: &Tensor, grad: &Tensor) -> Tensor {
+        let [h, w] = p.window.kernel;
+        let mut filter_grad = self.floats(&[p.out_channels, p.in_channels / p.groups, h, w]);
+        matrix::conv_backward_filter(p, input.f32s(), grad.f32s(), out(&mut filter_grad));
+        filter_grad
+    }
+
+    fn max_pool(&self, p: &Pool, input: &Tensor, positions: bool) -> (Tensor, Option<Tensor>) {
+        let shape = [p.planes, p.window.output[0], p.window.output[1]];
+        let mut output = self.floats(&shape);
+        let mut positions = positions.then(|| self.alloc(DType::I32, &shape));
+        pooling::max_pool(
+            p,
+            input.f32s(),
+            out(&mut output),
+            positions.as_mut().map(out),
+        );
+        (output, positions)
+    }
+
+    fn max_pool_backward(&self, p: &Pool, grad: &Tensor, positions: &Tensor) -> Tensor {
+        let mut input_grad = self.floats(&[p.planes, p.window.input[0], p.window.input[1]]);
+        pooling::max_pool_backward(p, grad.f32s(), positions.i32s(), out(&mut input_grad));
+        input_grad
+    }
+
+    fn average_pool(&self, p: &Pool, input: &Tensor) -> Tensor {
+        let mut output = self.floats(&[p.planes, p.window.output[0], p.window.output[1]]);
+        pooling::average_pool(p, input.f32s(), out(&mut output));
+        output
+    }
+
+    fn average_pool_backward(&self, p: &Pool, grad: &Tensor) -> Tensor {
+        let mut input_grad = self.floats(&[p.planes, p.window.input[0], p.window.input[1]]);
+        pooling::average_pool_backward(p, grad.f32s(), out(&mut input_grad));
+        input_grad
+    }
+
+    fn batch_norm(
+        &self,
+        axis: Axis,
+        x: &Tensor,
+        scale: &Tensor,
+        bias: &Tensor,
+        running_mean: &Tensor,
+        running_variance: &Tensor,
+        eps: f32,
+        momentum: f32,
+    ) -> BatchNormForward {
+        let channels = [axis.len];
+        let mut mean = self.floats(&channels);
+        let mut variance = self.floats(&channels);
+        norm::moments(axis, x.f32s(), out(&mut mean), out(&mut variance));
+        let blend = |old: &Tensor, new: &Tensor| {
+            let mut blended = self.floats(&channels);
+            let values = old.f32s().iter().zip(new.f32s());
+            for (blended, (old, new)) in out::<f32>(&mut blended).iter_mut().zip(values) {
+                *blended = momentum * old + (1.0 - momentum) * new;
+            }
+            blended
+        };
+        let running_mean = blend(running_mean, &mean);
+        let running_variance = blend(running_variance, &variance);
+        let mut inverse = self.floats(&channels);
+        inv_std(variance.f32s(), eps, out(&mut inverse));
+        let mut output = self.upload(x);
+        norm::normalize(
+            axis,
+            out(&mut output),
+            mean.f32s(),
+            inverse.f32s(),
+            scale.f32s(),
+            bias.f32s(),
+        );
+        BatchNormForward {
+            output,
+            mean,
+            inv_std: inverse,
+            running_mean,
+            running_variance,
+        }
+    }
+
+    fn batch_norm_backward(
+        &self,
+        axis: Axis,
+        x: &Tensor,
+        scale: &Tensor,
+        mean: &Tensor,
+        inv_std: &Tensor,
+        grad: Tensor,
+    ) -> BatchNormBackward {
+        let mut input = self.owned(grad);
+        let mut scale_grad = self.floats(&[axis.len]);
+        let mut bias_grad = self.floats(&[axis.len]);
+        norm::normalize_backward_parameters(
+            axis,
+            x.f32s(),
+            input.f32s(),
+            mean.f32s(),
+            inv_std.f32s(),
+            out(&mut scale_grad),
+            out(&mut bias_grad),
+        );
+        norm::normalize_backward_input(
+            axis,
+            x.f32s(),
+            out(&mut input),
+            mean.f32s(),
+            inv_std.f32s(),
+            scale.f32s(),
+            Some((scale_grad.f32s(), bias_grad.f32s())),
+        );
+        BatchNormBackward {
+            input,
+            scale: scale_grad,
+            bias: bias_grad,
+        }
+    }
+
+    fn batch_norm_inference(
+        &self,
+        axis: Axis,
+        x: Tensor,
+        scale: &Tensor,
+        bias: &Tensor,
+        mean: &Tensor,
+        variance: &Tensor,
+        eps: f32,
+    ) -> Tensor {
+        let mut inverse = self.floats(&[axis.len]);
+        inv_std(variance.f32s(), eps, out(&mut inverse));
+        let mut output = self.owned(x);
+        norm::normalize(
+            axis,
+            out(&mut output),
+            mean.f32s(),
+            inverse.f32s(),
+            scale.f32s(),
+            bias.f32s(),
+        );
+        output
+    }
+
+    fn batch_norm_inference_backward(
+        &self,
+        axis: Axis,
+        x: &Tensor,
+        scale: &Tensor,
+        mean: &Tensor,
+        variance: &Tensor,
+        eps: f32,
+        grad: Tensor,
+    ) -> BatchNormBackward {
+        let mut inverse = self.floats(&[axis.len]);
+        inv_std(variance.f32s(), eps, out(&mut inverse));
+        let mut input = self.owned(grad);
+        let mut scale_grad = self.floats(&[axis.len]);
+        let mut bias_grad = self.floats(&[axis.len]);
+        norm::normalize_backward_parameters(
+            axis,
+            x.f32s(),
+            input.f32s(),
+            mean.f32s(),
+            inverse.f32s(),
+            out(&mut scale_grad),
+            out(&mut bias_grad),
+        );
+        norm::normalize_backward_input(
+            axis,
+            x.f32s(),
+            out(&mut input),
+            mean.f32s(),
+            inverse.f32s(),
+            scale.f32s(),
+            None,
+        );
+        BatchNormBackward {
+            input,
+            scale: scale_grad,
+            bias: bias_grad,
+        }
+    }
+
+    fn softmax(&self, axis: Axis, x: Tensor, log: bool) -> Tensor {
+        let mut output = self.owned(x);
+        norm::softmax(axis, out(&mut output), log);
+        output
+    }
+
+    fn softmax_backward(&self, axis: Axis, output: &Tensor, grad: Tensor, log: bool) -> Tensor {
+        let mut grad = self.owned(grad);
+        norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
+        grad
+    }
+
+    fn lrn(&self, p: &Lrn, x: &Tensor) -> (Tensor, Tensor) {
+        let mut output = self.floats(x.shape());
+        let mut base = self.floats(x.shape());
+        norm::lrn(p, x.f32s(), out(&mut output), out(&mut base));
+        (output, base)
+    }
+
+    fn lrn_backward(&self, p: &Lrn, x: &Tensor, base: &Tensor, grad: &Tensor) -> Tensor {
+        let mut input_grad = self.floats(x.shape());
+        norm::lrn_backward(p, x.f32s(), base.f32s(), grad.f32s(), out(&mut input_grad));
+        input_grad
+    }
+
+    fn unary(&self, op: Unary, x: Tensor) -> Tensor {
+        let mut output = self.owned(x);
+        elementwise::unary(op, out(&mut output));
+        output
+    }
+
+    fn unary_backward(&self, op: Unary, saved: &Tensor, grad: Tensor) -> Tensor {
+        let mut grad = self.owned(grad);
+        elementwise::unary_backward(op, saved.f32s(), out(&mut grad));
+        grad
+    }
+
+    fn binary(&self, op: Binary, a: Tensor, b: Tensor) -> Tensor {
+        match a.dtype() {
+            DType::I64 => self.binary_of(|a, b| elementwise::binary_i64(op, a, b), a, b),
+            _ => self.binary_of(|a, b| elementwise::binary_f32(op, a, b), a, b),
+        }
+    }
+
+    fn reduce(&self, reduction: Reduction, x: &Tensor, axes: &[usize]) -> Tensor {
+        let mut kept = x.shape().to_vec();
+        for &axis in axes {
+            kept[axis] = 1;
+        }
+        let factor = match reduction {
+            Reduction::Sum => 1.0,
+            Reduction::Mean => axes.iter().map(|&a| x.shape()[a]).product::<usize>() as f32,
+        };
+        let mut result = self.floats(&kept);
+        let strides = shape::broadcast_strides(&kept, x.shape());
+        elementwise::reduce(
+            x.shape(),
+            x.f32s(),
+            &strides,
+            1.0 / factor,
+            out(&mut result),
+        );
+        result
+    }
+
+    fn copy(&self, view: &View, x: &Tensor) -> Tensor {
+        let mut copy = self.alloc(x.dtype(), &view.shape);
+        layout::copy(view, x.dtype().size(), x.raw(), raw(&mut copy));
+        copy
+    }
+
+    fn scatter(&self, view: &View, shape: &[usize], value: f32, x: &Tensor) -> Tensor {
+        let mut result = self.fill(shape, value);
+        layout::scatter(view, x.dtype().size(), x.raw(), raw(&mut result));
+        result
+    }
+
+    fn concat(&self, axis: usize, parts: &[Tensor]) -> Tensor {
+        let mut shape = parts[0].shape().to_vec();
+        shape[axis] = parts.iter().map(|part| part.shape()[axis]).sum();
+        let outer: usize = shape[..axis].iter().product();
+        let runs: Vec<_> = parts
+            .iter()
+            .map(|part| (part.raw(), part.bytes() / outer.max(1)))
+            .collect();
+        let mut result = self.alloc(parts[0].dtype(), &shape);
+        layout::concat(outer, &runs, raw(&mut result));
+        result
+    }
+
+    fn gather(&self, axis: Axis, x: &Tensor, indices: &Tensor) -> Tensor {
+        let mut result = self.alloc(x.dtype(), &[axis.outer, indices.len(), axis.inner]);
+        layout::gather(
+            axis,
+            x.dtype().size(),
+            x.raw(),
+            indices.i64s(),
+            raw(&mut result),
+        );
+        result
+    }
+
+    fn scatter_add(&self, axis: Axis, shape: &[usize], indices: &Tensor, grad: &Tensor) -> Tensor {
+        let mut result = self.floats(shape);
+        layout::scatter_add(axis, indices.i64s(), grad.f32s(), out(&mut result));
+        result
+    }
+
+    fn random_mask(&self, shape: &[usize], keep: f32, seed: MaskSeed) -> Tensor {
+        let mut mask = self.alloc(DType::Bool, shape);
+        let samples = shape.first().copied().unwrap_or(1);
+        elementwise::random_mask(samples, keep, seed, raw(&mut mask));
+        mask
+    }
+
+    fn apply_mask(&self, x: Tensor, mask: &Tensor, factor: f32) -> Tensor {
+        let mut output = self.owned(x);
+        elementwise::apply_mask(out(&mut output), mask.bools(), factor);
+        output
+    }
+
+    fn cross_entropy(
+        &self,
+        axis: Axis,
+        logits: &Tensor,
+        targets: &Tensor,
+        gradient: bool,
+    ) -> LossOutput {
+        let mut gradient = gradient.then(|| self.floats(logits.shape()));
+        let (sum, correct) = loss::cross_entropy(
+            axis,
+            logits.f32s(),
+            targets.i64s(),
+            gradient.as_mut().map(out),
+        );
+        LossOutput {
+            loss: (sum / targets.len() as f64) as f32,
+            correct,
+            gradient,
+        }
+    }
+
+    fn mean_squared_error(&self, output: &Tensor, target: &Tensor, gradient: bool) -> LossOutput {
+        let mut gradient = gradient.then(|| self.floats(output.shape()));
+        let sum = loss::squared_error(output.f32s(), target.f32s(), gradient.as_mut().map(out));
+        LossOutput {
+            loss: (sum / output.len() as f64) as f32,
+            correct: 0,
+            gradient,
+        }
+    }
+
+    fn sgd(
+        &self,
+        step: SgdStep,
+        weight: Tensor,
+        grad: &Tensor,
+        velocity: &mut Option<Tensor>,
+    ) -> Tensor {
+        let mut weight = self.owned(weight);
+        let first = velocity.is_none();
+        if first && step.momentum != 0.0 {
+            *velocity = Some(self.floats(weight.shape()));
+        }
+        // A checkpoint may share the state; then the step writes a copy.
+        *velocity = velocity.take().map(|v| self.owned(v));
+        let velocity = velocity.as_mut().map(out);
+        elementwise::sgd(step, out(&mut weight), grad.f32s(), velocity, first);
+        weight
+    }
+
+    fn adam(
+        &self,
+        step: AdamStep,
+        weight: Tensor,
+        grad: &Tensor,
+        moments: &mut Option<[Tensor; 2]>,
+    ) -> Tensor {
+        let mut weight = self.owned(weight);
+        let [first, second] = match moments.take() {
+            Some(moments) => moments.map(|m| self.owned(m)),
+            None => [(); 2].map(|()| self.fill(weight.shape(), 0.0)),
+        };
+        let [first, second] = moments.insert([first, second]);
+        elementwise::adam(step, out(&mut weight), grad.f32s(), out(first), out(second));
+        weight
+    }
+}
+
+/// As [`out`], as bytes.
+fn raw(tensor: &mut Tensor) -> &mut [u8] {
+    tensor.raw_mut().expect("a tensor with one owner")
+}

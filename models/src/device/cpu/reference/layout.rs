@@ -1,0 +1,97 @@
+//! Moving elements: strided selections, concatenation, rows by index.
+
+use crate::device::params::{Axis, View};
+
+/// Calls `f` with the position of every element of a selection, in order.
+fn positions(view: &View, mut f: impl FnMut(usize)) {
+    let count: usize = view.shape.iter().product();
+    let mut index = vec![0usize; view.shape.len()];
+    let mut position = view.offset as isize;
+    for _ in 0..count {
+        f(position as usize);
+        for axis in (0..view.shape.len()).rev() {
+            index[axis] += 1;
+            position += view.strides[axis];
+            if index[axis] < view.shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+            position -= view.strides[axis] * view.shape[axis] as isize;
+        }
+    }
+}
+
+/// Picks a selection of elements of `size` bytes.
+pub fn copy(view: &View, size: usize, x: &[u8], out: &mut [u8]) {
+    let mut out = out.chunks_exact_mut(size);
+    positions(view, |p| {
+        if let Some(out) = out.next() {
+            out.copy_from_slice(&x[p * size..][..size]);
+        }
+    });
+}
+
+/// Writes into a selection; `out` keeps what it holds elsewhere.
+pub fn scatter(view: &View, size: usize, x: &[u8], out: &mut [u8]) {
+    let mut x = x.chunks_exact(size);
+    positions(view, |p| {
+        if let Some(x) = x.next() {
+            out[p * size..][..size].copy_from_slice(x);
+        }
+    });
+}
+
+/// Concatenates parts, each with the bytes it has per outer index.
+pub fn concat(outer: usize, parts: &[(&[u8], usize)], out: &mut [u8]) {
+    let mut at = 0;
+    for o in 0..outer {
+        for (part, run) in parts {
+            out[at..at + run].copy_from_slice(&part[o * run..][..*run]);
+            at += run;
+        }
+    }
+}
+
+/// The row that an index names; from the end if negative.
+fn row(axis: Axis, index: i64) -> Option<usize> {
+    let index = if index < 0 {
+        index + axis.len as i64
+    } else {
+        index
+    };
+    usize::try_from(index).ok().filter(|&i| i < axis.len)
+}
+
+/// Rows by index. An index out of range gives zero bytes: it comes from data, which is checked where it is read.
+pub fn gather(axis: Axis, size: usize, x: &[u8], indices: &[i64], out: &mut [u8]) {
+    let run = axis.inner * size;
+    if run == 0 {
+        return;
+    }
+    let mut out = out.chunks_exact_mut(run);
+    for o in 0..axis.outer {
+        for (&index, out) in indices.iter().zip(&mut out) {
+            match row(axis, index) {
+                Some(row) => out.copy_from_slice(&x[(o * axis.len + row) * run..][..run]),
+                None => out.fill(0),
+            }
+        }
+    }
+}
+
+/// Adds rows by index.
+pub fn scatter_add(axis: Axis, indices: &[i64], grad: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for o in 0..axis.outer {
+        for (i, &index) in indices.iter().enumerate() {
+            let Some(row) = row(axis, index) else {
+                continue;
+            };
+            let grad = &grad[(o * indices.len() + i) * axis.inner..][..axis.inner];
+            let out = &mut out[(o * axis.len + row) * axis.inner..][..axis.inner];
+            for (out, grad) in out.iter_mut().zip(grad) {
+                *out += grad;
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Devices: the small set of primitives that operators are written over.
+//!
+//! A primitive takes tensors whose shapes its parameters describe and gives new ones from the device's
+//! pool. Tensors taken by value are overwritten when nobody else holds them. Primitives do not check
+//! what the shape rules of `ops` have established: a wrong shape here is a fault of this crate.
+
+pub mod cpu;
+mod cuda;
+pub mod params;
+pub mod pool;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::tensor::{DType, Tensor};
+use params::{
+    AdamStep, Axis, Binary, Conv, Gemm, Lrn, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
+};
+use pool::Memory;
+
+/// Why a device cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The name means nothing.
+    #[error("--device {0}: no such device; use auto, cpu or cuda:N (N from 0)")]
+    Unknown(String),
+    /// No driver on this machine.
+    #[error(
+        "--device {0}: no CUDA driver found (libcuda.so.1); install the NVIDIA driver or use --device cpu"
+    )]
+    NoDriver(String),
+    /// A driver, but nothing to drive it.
+    #[error("--device {0}: this version computes on the CPU only; use --device cpu")]
+    NotSupported(String),
+    /// Threads are counted from 1.
+    #[error("--threads 0: a device needs at least one thread")]
+    NoThreads,
+}
+
+/// Opens a device: `auto`, `cpu` or `cuda:N`. A CPU device computes on `threads` cores.
+pub fn open(name: &str, threads: usize) -> Result<Arc<dyn Device>, DeviceError> {
+    if threads == 0 {
+        return Err(DeviceError::NoThreads);
+    }
+    match name {
+        "cpu" | "auto" => Ok(Arc::new(cpu::CpuDevice::new(threads))),
+        _ => match name.strip_prefix("cuda:").map(str::parse::<usize>) {
+            Some(Ok(_)) if cuda::driver_present() => Err(DeviceError::NotSupported(name.into())),
+            Some(Ok(_)) => Err(DeviceError::NoDriver(name.into())),
+            _ => Err(DeviceError::Unknown(name.into())),
+        },
+    }
+}
+
+/// What batch norm gives in training.
+#[derive(Debug)]
+pub struct BatchNormForward {
+    /// Normalised, scaled and shifted input.
+    pub output: Tensor,
+    /// Mean of each channel over the minibatch.
+    pub mean: Tensor,
+    /// 1 / sqrt(variance + eps) of each channel, with the biased variance.
+    pub inv_std: Tensor,
+    /// `momentum * running_mean + (1 - momentum) * mean`.
+    pub running_mean: Tensor,
+    /// As `running_mean`, of the biased variance, as ONNX defines it.
+    pub running_variance: Tensor,
+}
+
+/// Gradients of batch norm.
+#[derive(Debug)]
+pub struct BatchNormBackward {
+    /// Of the input.
+    pub input: Tensor,
+    /// Of the scale.
+    pub scale: Tensor,
+    /// Of the shift.
+    pub bias: Tensor,
+}
+
+/// What a loss gives.
+#[derive(Debug)]
+pub struct LossOutput {
+    /// Mean over samples (cross-entropy) or elements (MSE).
+    pub loss: f32,
+    /// Samples whose largest output is the target's (0 where that has no meaning).
+    pub correct: usize,
+    /// Gradient of the mean loss, if asked for.
+    pub gradient: Option<Tensor>,
+}
+
+/// A device that runs primitives.
+pub trait Device: fmt::Debug + Send + Sync {
+    /// The name that opens it.
+    fn name(&self) -> &str;
+
+    /// Cores that it computes on (1 for an accelerator).
+    fn threads(&self) -> usize;
+
+    /// Bytes held for tensors.
+    fn memory(&self) -> Memory;
+
+    /// Lets `peak_bytes` start again from what is alive now.
+    fn reset_peak(&self);
+
+    /// A tensor with unspecified contents.
+    fn alloc(&self, dtype: DType, shape: &[usize]) -> Tensor;
+
+    /// A float tensor that holds one value everywhere.
+    fn fill(&self, shape: &[usize], value: f32) -> Tensor;
+
+    /// A copy in this device's memory, its only owner.
+    fn upload(&self, host: &Tensor) -> Tensor;
+
+    /// The tensor on the host; may share memory.
+    fn download(&self, tensor: &Tensor) -> Tensor;
+
+    /// Batched matrix product. `c` is read and written when `beta` is not 0, else it must be `None`.
+    /// Result: `offsets.len() * m * n` elements, shaped `[offsets.len(), m, n]`.
+    fn gemm(&self, p: &Gemm, a: &Tensor, b: &Tensor, c: Option<Tensor>) -> Tensor;
+
+    /// Convolution; result `[batch, out_channels, oh, ow]`.
+    fn conv(&self, p: &Conv, input: &Tensor, filter: &Tensor, bias: Option<&Tensor>) -> Tensor;
+
+    /// Gradient of a convolution's input, `[batch, in_channels, h, w]`.
+    fn conv_backward_data(&self, p: &Conv, filter: &Tensor, grad: &Tensor) -> Tensor;
+
+    /// Gradient of a convolution's filter.
+    fn conv_backward_filter(&self, p: &Conv, input: &Tensor, grad: &Tensor) -> Tensor;
+
+    /// Maximum over windows and, if `positions`, where in its input plane each was found (int32).
+    /// The first one counts among equals; NaN wins.
+    fn max_pool(&self, p: &Pool, input: &Tensor, positions: bool) -> (Tensor, Option<Tensor>);
+
+    /// Gradient of a max pool's input from the positions its forward gave.
+    fn max_pool_backward(&self, p: &Pool, grad: &Tensor, positions: &Tensor) -> Tensor;
+
+    /// Average over windows.
+    fn average_pool(&self, p: &Pool, input: &Tensor) -> Tensor;
+
+    /// Gradient of an average pool's input.
+    fn average_pool_backward(&self, p: &Pool, grad: &Tensor) -> Tensor;
+
+    /// Batch norm with the statistics of the minibatch; `x` is `[batch, channels, spatial]` as `axis`
+    /// says (outer, len, inner).
+    #[allow(clippy::too_many_arguments)]
+    fn batch_norm(
+        &self,
+        axis: Axis,
+        x: &Tensor,
+        scale: &Tensor,
+        bias: &Tensor,
+        running_mean: &Tensor,
+        running_variance: &Tensor,
+        eps: f32,
+        momentum: f32,
+    ) -> BatchNormForward;
+
+    /// Gradients of [`Self::batch_norm`].
+    fn batch_norm_backward(
+        &self,
+        axis: Axis,
+        x: &Tensor,
+        scale: &Tensor,
+        mean: &Tensor,
+        inv_std: &Tensor,
+        grad: Tensor,
+    ) -> BatchNormBackward;
+
+    /// Batch norm with given statistics.
+    #[allow(clippy::too_many_arguments)]
+    fn batch_norm_inference(
+        &self,
+        axis: Axis,
+        x: Tensor,
+        scale: &Tensor,
+        bias: &Tensor,
+        mean: &Tensor,
+        variance: &Tensor,
+        eps: f32,
+    ) -> Tensor;
+
+    /// Gradients of [`Self::batch_norm_inference`].
+    #[allow(clippy::too_many_arguments)]
+    fn batch_norm_inference_backward(
+        &self,
+        axis: Axis,
+        x: &Tensor,
+        scale: &Tensor,
+        mean: &Tensor,
+        variance: &Tensor,
+        eps: f32,
+        grad: Tensor,
+    ) -> BatchNormBackward;
+
+    /// Softmax (`log`: its logarithm) along the axis.
+    fn softmax(&self, axis: Axis, x: Tensor, log: bool) -> Tensor;
+
+    /// Gradient of [`Self::softmax`] from its output.
+    fn softmax_backward(&self, axis: Axis, output: &Tensor, grad: Tensor, log: bool) -> Tensor;
+
+    /// Local response normalisation; also gives the base of the power.
+    fn lrn(&self, p: &Lrn, x: &Tensor) -> (Tensor, Tensor);
+
+    /// Gradient of [`Self::lrn`] from its input and the base.
+    fn lrn_backward(&self, p: &Lrn, x: &Tensor, base: &Tensor, grad: &Tensor) -> Tensor;
+
+    /// Element-wise function.
+    fn unary(&self, op: Unary, x: Tensor) -> Tensor;
+
+    /// Gradient of [`Self::unary`]. `saved` is the output (Relu, Sigmoid, Tanh) or the input (Clip);
+    /// Scale needs none and is its own gradient through [`Self::unary`].
+    fn unary_backward(&self, op: Unary, saved: &Tensor, grad: Tensor) -> Tensor;
+
+    /// Element-wise function with numpy broadcasting; float or int64.
+    fn binary(&self, op: Binary, a: Tensor, b: Tensor) -> Tensor;
+
+    /// Reduces a float tensor over `axes` (sorted, distinct); they stay as axes of extent 1.
+    fn reduce(&self, reduction: Reduction, x: &Tensor, axes: &[usize]) -> Tensor;
+
+    /// Picks a strided selection into a contiguous tensor: transpose, slice, broadcast.
+    fn copy(&self, view: &View, x: &Tensor) -> Tensor;
+
+    /// Writes `x` into a strided selection of a tensor of `shape` that holds `value` elsewhere: pad, and
+    /// the gradient of a slice. Float only; a selection must not name an element twice.
+    fn scatter(&self, view: &View, shape: &[usize], value: f32, x: &Tensor) -> Tensor;
+
+    /// Concatenates along an axis.
+    fn concat(&self, axis: usize, parts: &[Tensor]) -> Tensor;
+
+    /// Rows of `[outer, len, inner]` by index along the axis: `[outer, indices, inner]`. Negative indices count from the end.
+    fn gather(&self, axis: Axis, x: &Tensor, indices: &Tensor) -> Tensor;
+
+    /// Gradient of [`Self::gather`]: sums rows into `[outer, len, inner]` of the given shape.
+    fn scatter_add(&self, axis: Axis, shape: &[usize], indices: &Tensor, grad: &Tensor) -> Tensor;
+
+    /// A bool mask that is 1 with probability `keep`, the same for a sample whatever its minibatch.
+    fn random_mask(&self, shape: &[usize], keep: f32, seed: MaskSeed) -> Tensor;
+
+    /// `x * factor` where the mask is 1, else 0.
+    fn apply_mask(&self, x: Tensor, mask: &Tensor, factor: f32) -> Tensor;
+
+    /// Mean cross-entropy over rows `[outer, classes, inner]` of logits; targets are int64 `[outer, inner]`
+    /// in `0..classes`.
+    fn cross_entropy(
+        &self,
+        axis: Axis,
+        logits: &Tensor,
+        targets: &Tensor,
+        gradient: bool,
+    ) -> LossOutput;
+
+    /// Mean squared error over all elements.
+    fn mean_squared_error(&self, output: &Tensor, target: &Tensor, gradient: bool) -> LossOutput;
+
+    /// One SGD step: the new weight, in the old one's memory when nobody else holds it. `velocity` is
+    /// `None` before a first step with momentum.
+    fn sgd(
+        &self,
+        step: SgdStep,
+        weight: Tensor,
+        grad: &Tensor,
+        velocity: &mut Option<Tensor>,
+    ) -> Tensor;
+
+    /// One Adam step; `moments` are the first and second one, `None` before the first step.
+    fn adam(
+        &self,
+        step: AdamStep,
+        weight: Tensor,
+        grad: &Tensor,
+        moments: &mut Option<[Tensor; 2]>,
+    ) -> Tensor;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_open_nothing_say_what_does() {
+        let message = |name| open(name, 1).unwrap_err().to_string();
+        assert!(message("gpu").contains("auto, cpu or cuda:N"));
+        assert!(message("cuda:x").contains("auto, cpu or cuda:N"));
+        assert!(message("cuda:0").contains("--device cpu"));
+        assert!(!message("cuda:0").contains('\n'));
+        assert!(open("cpu", 0).is_err());
+        assert_eq!(open("auto", 2).unwrap().threads(), 2);
+    }
+}
