@@ -6,7 +6,11 @@
 //! trained weights back into the original bytes.
 
 pub mod device;
+pub mod init;
+pub mod loss;
 pub mod ops;
+pub mod optimizer;
+pub mod program;
 pub mod random;
 pub mod shape;
 pub mod tensor;

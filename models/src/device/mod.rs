@@ -215,6 +215,9 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Element-wise function with numpy broadcasting; float or int64.
     fn binary(&self, op: Binary, a: Tensor, b: Tensor) -> Tensor;
 
+    /// Another element type: toward zero from float to int64; what is not 0 is true.
+    fn cast(&self, x: Tensor, dtype: DType) -> Tensor;
+
     /// Reduces a float tensor over `axes` (sorted, distinct); they stay as axes of extent 1.
     fn reduce(&self, reduction: Reduction, x: &Tensor, axes: &[usize]) -> Tensor;
 

@@ -4,9 +4,30 @@
 //! whoever runs it keeps exactly those, so stash bytes are known. Weights are ordinary inputs: the
 //! backward gets them again from the weight version its forward used, they are never part of a stash.
 
+mod activation;
+mod arithmetic;
+mod batch_norm;
+mod cast;
+mod concat;
+mod constant;
+mod conv;
+mod dropout;
+mod gather;
+mod gemm;
+mod lrn;
+mod matmul;
+mod movement;
+mod pooling;
+mod reduce;
+mod reshape;
+mod softmax;
+mod spec;
+mod window;
+
 use std::collections::BTreeMap;
 
 use crate::device::Device;
+use crate::device::params::Reduction;
 use crate::tensor::{DType, Tensor};
 
 /// An attribute of an ONNX node.
@@ -47,6 +68,86 @@ pub struct NodeSpec<'a> {
     pub constants: &'a [Option<Tensor>],
     /// Number of outputs that the node names.
     pub outputs: usize,
+    /// Dropout and BatchNormalization that the file holds in inference form behave in training as in
+    /// their training form.
+    pub training_form: bool,
+}
+
+/// Why a node cannot become an operator.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    /// No such operator here.
+    #[error("node {node}: unsupported operator {op}")]
+    Operator {
+        /// Name of the node.
+        node: String,
+        /// ONNX operator type.
+        op: String,
+    },
+    /// An attribute that is unknown, of another type, or has a value that is not supported.
+    #[error("node {node} ({op}): attribute {attribute}: {problem}")]
+    Attribute {
+        /// Name of the node.
+        node: String,
+        /// ONNX operator type.
+        op: String,
+        /// Name of the attribute.
+        attribute: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// An input that is missing, or whose type, shape or value is not supported.
+    #[error("node {node} ({op}): input {input}: {problem}")]
+    Input {
+        /// Name of the node.
+        node: String,
+        /// ONNX operator type.
+        op: String,
+        /// Name of the input in the ONNX operator's definition.
+        input: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Anything else that is wrong with the node.
+    #[error("node {node} ({op}): {problem}")]
+    Node {
+        /// Name of the node.
+        node: String,
+        /// ONNX operator type.
+        op: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Makes the operator for a node: ONNX opsets 7 to 23, default domain.
+///
+/// Everything that can be wrong with a node is found here, so that running it cannot fail.
+pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
+    spec.check_opset()?;
+    match spec.op_type {
+        "Conv" => conv::build(spec),
+        "Gemm" => gemm::build(spec),
+        "MatMul" => matmul::build(spec),
+        "Relu" | "Sigmoid" | "Tanh" | "Clip" => activation::build(spec),
+        "Add" | "Sub" | "Mul" | "Div" => arithmetic::build(spec),
+        "MaxPool" | "AveragePool" | "GlobalAveragePool" => pooling::build(spec),
+        "BatchNormalization" => batch_norm::build(spec),
+        "Dropout" => dropout::build(spec),
+        "LRN" => lrn::build(spec),
+        "Softmax" | "LogSoftmax" => softmax::build(spec),
+        "Identity" | "Flatten" | "Reshape" | "Squeeze" | "Unsqueeze" => reshape::build(spec),
+        "Transpose" | "Slice" | "Pad" => movement::build(spec),
+        "Concat" => concat::build(spec),
+        "Gather" => gather::build(spec),
+        "Cast" => cast::build(spec),
+        "ReduceMean" => reduce::build(spec),
+        "Constant" | "ConstantOfShape" | "Shape" => constant::build(spec),
+        _ => Err(OpError::Operator {
+            node: spec.name.into(),
+            op: spec.op_type.into(),
+        }),
+    }
 }
 
 /// Type and shape of a value, known before anything runs.
@@ -80,13 +181,39 @@ pub struct Context<'a> {
     pub first_sample: u64,
 }
 
+/// The gradient of an operator's only output.
+fn only(grads: Vec<Option<Tensor>>) -> Option<Tensor> {
+    grads.into_iter().next().flatten()
+}
+
+/// Draws a gradient together to the shape of an input that was broadcast.
+fn sum_to(device: &dyn Device, grad: Tensor, shape: &[usize]) -> Tensor {
+    let axes = crate::shape::broadcast_axes(shape, grad.shape());
+    if axes.is_empty() {
+        return grad.into_shape(shape);
+    }
+    device
+        .reduce(Reduction::Sum, &grad, &axes)
+        .into_shape(shape)
+}
+
 /// What a forward gives.
 #[derive(Debug, Default)]
 pub struct Forward {
-    /// One per ONNX output.
+    /// One per ONNX output, those included that the node leaves unnamed.
     pub outputs: Vec<Tensor>,
     /// What the backward needs beyond inputs and outputs: masks, indices, statistics.
     pub extra: Vec<Tensor>,
+}
+
+impl Forward {
+    /// One output and nothing else to keep.
+    fn of(output: Tensor) -> Self {
+        Forward {
+            outputs: vec![output],
+            extra: vec![],
+        }
+    }
 }
 
 /// What a backward gets to see of its forward.
@@ -98,6 +225,22 @@ pub struct Saved {
     pub outputs: Vec<Option<Tensor>>,
     /// [`Forward::extra`] as the forward gave it.
     pub extra: Vec<Tensor>,
+}
+
+impl Saved {
+    /// An input that [`Saves`] names.
+    fn input(&self, position: usize) -> &Tensor {
+        self.inputs[position]
+            .as_ref()
+            .expect("an input that is saved")
+    }
+
+    /// An output that [`Saves`] names.
+    fn output(&self, position: usize) -> &Tensor {
+        self.outputs[position]
+            .as_ref()
+            .expect("an output that is saved")
+    }
 }
 
 /// One operator with its attributes resolved and its input types known.

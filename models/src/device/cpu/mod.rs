@@ -388,6 +388,15 @@ impl Device for CpuDevice {
         }
     }
 
+    fn cast(&self, x: Tensor, dtype: DType) -> Tensor {
+        if x.dtype() == dtype {
+            return x;
+        }
+        let mut result = self.alloc(dtype, x.shape());
+        layout::cast(&x, &mut result);
+        result
+    }
+
     fn reduce(&self, reduction: Reduction, x: &Tensor, axes: &[usize]) -> Tensor {
         let mut kept = x.shape().to_vec();
         for &axis in axes {

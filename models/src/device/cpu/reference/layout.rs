@@ -1,6 +1,9 @@
 //! Moving elements: strided selections, concatenation, rows by index.
 
+use bytemuck::Pod;
+
 use crate::device::params::{Axis, View};
+use crate::tensor::{DType, Tensor};
 
 /// Calls `f` with the position of every element of a selection, in order.
 fn positions(view: &View, mut f: impl FnMut(usize)) {
@@ -93,5 +96,25 @@ pub fn scatter_add(axis: Axis, indices: &[i64], grad: &[f32], out: &mut [f32]) {
                 *out += grad;
             }
         }
+    }
+}
+
+/// Converts between element types; `out` has one owner.
+pub fn cast(x: &Tensor, out: &mut Tensor) {
+    match (x.dtype(), out.dtype()) {
+        (DType::F32, DType::I64) => map(x, out, |v: f32| v as i64),
+        (DType::F32, DType::Bool) => map(x, out, |v: f32| u8::from(v != 0.0)),
+        (DType::I64, DType::F32) => map(x, out, |v: i64| v as f32),
+        (DType::I64, DType::Bool) => map(x, out, |v: i64| u8::from(v != 0)),
+        (DType::Bool, DType::F32) => map(x, out, |v: u8| f32::from(v)),
+        (DType::Bool, DType::I64) => map(x, out, |v: u8| i64::from(v)),
+        (from, to) => unreachable!("a cast from {from} to {to}, which no operator asks for"),
+    }
+}
+
+fn map<A: Pod, B: Pod>(x: &Tensor, out: &mut Tensor, f: impl Fn(A) -> B) {
+    let out = out.elements_mut().expect("a tensor with one owner");
+    for (out, &x) in out.iter_mut().zip(x.elements()) {
+        *out = f(x);
     }
 }

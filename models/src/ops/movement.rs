@@ -1,0 +1,355 @@
+//! Transpose, Slice and Pad: strided selections out of and into tensors.
+
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use crate::device::params::View;
+use crate::shape;
+use crate::tensor::{DType, Tensor};
+
+pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
+    let data = spec.input(0, "data")?;
+    match spec.op_type {
+        "Transpose" => transpose(spec, data),
+        "Slice" => slice(spec, data),
+        _ => pad(spec, data),
+    }
+}
+
+fn signed(strides: Vec<usize>) -> Vec<isize> {
+    strides.into_iter().map(|stride| stride as isize).collect()
+}
+
+fn transpose(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
+    spec.allow(&["perm"])?;
+    spec.at_most_inputs(1)?;
+    let rank = data.shape.len();
+    let perm: Vec<usize> = match spec.ints("perm")? {
+        None => (0..rank).rev().collect(),
+        Some(perm) => {
+            let mut sorted = perm.to_vec();
+            sorted.sort_unstable();
+            if !sorted.iter().copied().eq(0..rank as i64) {
+                return Err(spec
+                    .attribute_error("perm", format!("{perm:?} is not an order of {rank} axes")));
+            }
+            perm.iter().map(|&axis| axis as usize).collect()
+        }
+    };
+    let strides = shape::strides(&data.shape);
+    let view = View {
+        shape: perm.iter().map(|&axis| data.shape[axis]).collect(),
+        strides: perm.iter().map(|&axis| strides[axis] as isize).collect(),
+        offset: 0,
+    };
+    // Where each axis of the input lies in the output.
+    let out_strides = shape::strides(&view.shape);
+    let mut back = View {
+        shape: data.shape.clone(),
+        strides: vec![0; rank],
+        offset: 0,
+    };
+    for (to, &from) in perm.iter().enumerate() {
+        back.strides[from] = out_strides[to] as isize;
+    }
+    Ok(Box::new(Transpose {
+        outputs: [ValueType {
+            dtype: data.dtype,
+            shape: view.shape.clone(),
+        }],
+        view,
+        back,
+    }))
+}
+
+/// Bounds are attributes before opset 10 and inputs since.
+fn slice(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
+    let rank = data.shape.len();
+    let (starts, ends, axes, steps) = if spec.opset < 10 {
+        spec.allow(&["starts", "ends", "axes"])?;
+        spec.at_most_inputs(1)?;
+        (
+            spec.ints("starts")?,
+            spec.ints("ends")?,
+            spec.ints("axes")?,
+            None,
+        )
+    } else {
+        spec.allow(&[])?;
+        spec.at_most_inputs(5)?;
+        (
+            spec.constant_ints(1, "starts")?,
+            spec.constant_ints(2, "ends")?,
+            spec.constant_ints(3, "axes")?,
+            spec.constant_ints(4, "steps")?,
+        )
+    };
+    let (Some(starts), Some(ends)) = (starts, ends) else {
+        return Err(spec.error("starts and ends must be given"));
+    };
+    let default: Vec<i64> = (0..starts.len() as i64).collect();
+    let axes = axes.unwrap_or(&default);
+    let ones = vec![1; starts.len()];
+    let steps = steps.unwrap_or(&ones);
+    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
+        return Err(spec.error("starts, ends, axes and steps must be of one length"));
+    }
+    spec.axes(axes, rank)?;
+    let strides = shape::strides(&data.shape);
+    let mut view = View {
+        shape: data.shape.clone(),
+        strides: signed(strides.clone()),
+        offset: 0,
+    };
+    for (i, &axis) in axes.iter().enumerate() {
+        let axis = spec.axis(axis, rank)?;
+        let (first, count) = bounds(starts[i], ends[i], steps[i], data.shape[axis])
+            .ok_or_else(|| spec.input_error("steps", format!("{steps:?} has a step of 0")))?;
+        view.shape[axis] = count;
+        // With one element or none the step does not matter, and might be huge.
+        if count > 1 {
+            view.strides[axis] *= steps[i] as isize;
+        }
+        view.offset += first * strides[axis];
+    }
+    Ok(Box::new(Slice {
+        input_shape: data.shape.clone(),
+        outputs: [ValueType {
+            dtype: data.dtype,
+            shape: view.shape.clone(),
+        }],
+        view,
+    }))
+}
+
+/// First element and number of elements of a slice of an axis of `extent`; `None`: a step of 0.
+fn bounds(start: i64, end: i64, step: i64, extent: usize) -> Option<(usize, usize)> {
+    let extent = extent as i64;
+    let from_end = |i: i64| if i < 0 { i.saturating_add(extent) } else { i };
+    let (first, count) = match step {
+        0 => return None,
+        1.. => {
+            let (first, end) = (
+                from_end(start).clamp(0, extent),
+                from_end(end).clamp(0, extent),
+            );
+            (
+                first,
+                (end - first)
+                    .max(0)
+                    .unsigned_abs()
+                    .div_ceil(step.unsigned_abs()),
+            )
+        }
+        _ => {
+            let first = from_end(start).clamp(-1, extent - 1);
+            let end = from_end(end).clamp(-1, extent - 1);
+            (
+                first,
+                (first - end)
+                    .max(0)
+                    .unsigned_abs()
+                    .div_ceil(step.unsigned_abs()),
+            )
+        }
+    };
+    let first = if count == 0 { 0 } else { first };
+    Some((first as usize, count as usize))
+}
+
+/// Amounts are an attribute before opset 11 and an input since.
+fn pad(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
+    spec.expect_dtype(data, "data", DType::F32)?;
+    let rank = data.shape.len();
+    let mode = spec.string("mode")?.unwrap_or("constant");
+    if mode != "constant" {
+        return Err(spec.attribute_error("mode", format!("{mode} is not supported, only constant")));
+    }
+    let (pads, value, axes) = if spec.opset < 11 {
+        spec.allow(&["mode", "pads", "value"])?;
+        spec.at_most_inputs(1)?;
+        (spec.ints("pads")?, spec.float("value")?, None)
+    } else {
+        spec.allow(&["mode"])?;
+        spec.at_most_inputs(4)?;
+        (
+            spec.constant_ints(1, "pads")?,
+            spec.constant_float(2, "constant_value")?,
+            spec.constant_ints(3, "axes")?,
+        )
+    };
+    let pads = pads.ok_or_else(|| spec.input_error("pads", "is missing"))?;
+    let all: Vec<i64> = (0..rank as i64).collect();
+    let axes = axes.unwrap_or(&all);
+    spec.axes(axes, rank)?;
+    let small = |&pad: &i64| usize::try_from(pad).ok().filter(|&pad| pad < 1 << 40);
+    let amounts: Option<Vec<usize>> = pads.iter().map(small).collect();
+    let amounts = amounts
+        .filter(|amounts| amounts.len() == 2 * axes.len())
+        .ok_or_else(|| {
+            let needed = 2 * axes.len();
+            spec.input_error("pads", format!("{pads:?} needs {needed} numbers from 0"))
+        })?;
+    let mut output = data.shape.clone();
+    let mut begins = vec![0; rank];
+    for (i, &axis) in axes.iter().enumerate() {
+        let axis = spec.axis(axis, rank)?;
+        begins[axis] = amounts[i];
+        output[axis] += amounts[i] + amounts[axes.len() + i];
+    }
+    spec.check_size(&output)?;
+    let strides = shape::strides(&output);
+    Ok(Box::new(Pad {
+        view: View {
+            shape: data.shape.clone(),
+            offset: begins.iter().zip(&strides).map(|(b, s)| b * s).sum(),
+            strides: signed(strides),
+        },
+        value: value.unwrap_or(0.0),
+        outputs: [ValueType::float(output)],
+    }))
+}
+
+#[derive(Debug)]
+struct Transpose {
+    view: View,
+    back: View,
+    outputs: [ValueType; 1],
+}
+
+impl Operator for Transpose {
+    fn name(&self) -> &'static str {
+        "Transpose"
+    }
+
+    fn outputs(&self) -> &[ValueType] {
+        &self.outputs
+    }
+
+    fn weights(&self) -> &[usize] {
+        &[0]
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
+        Forward::of(
+            cx.device
+                .copy(&self.view, inputs[0].as_ref().expect("input data")),
+        )
+    }
+
+    fn backward(
+        &self,
+        cx: &Context<'_>,
+        _saved: Saved,
+        grads: Vec<Option<Tensor>>,
+        _wanted: &[bool],
+    ) -> Vec<Option<Tensor>> {
+        vec![only(grads).map(|grad| cx.device.copy(&self.back, &grad))]
+    }
+}
+
+#[derive(Debug)]
+struct Slice {
+    view: View,
+    input_shape: Vec<usize>,
+    outputs: [ValueType; 1],
+}
+
+impl Operator for Slice {
+    fn name(&self) -> &'static str {
+        "Slice"
+    }
+
+    fn outputs(&self) -> &[ValueType] {
+        &self.outputs
+    }
+
+    fn weights(&self) -> &[usize] {
+        &[0]
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
+        Forward::of(
+            cx.device
+                .copy(&self.view, inputs[0].as_ref().expect("input data")),
+        )
+    }
+
+    fn backward(
+        &self,
+        cx: &Context<'_>,
+        _saved: Saved,
+        grads: Vec<Option<Tensor>>,
+        wanted: &[bool],
+    ) -> Vec<Option<Tensor>> {
+        let mut result = vec![None; wanted.len()];
+        result[0] =
+            only(grads).map(|grad| cx.device.scatter(&self.view, &self.input_shape, 0.0, &grad));
+        result
+    }
+}
+
+#[derive(Debug)]
+struct Pad {
+    /// Where the input lies in the output.
+    view: View,
+    value: f32,
+    outputs: [ValueType; 1],
+}
+
+impl Operator for Pad {
+    fn name(&self) -> &'static str {
+        "Pad"
+    }
+
+    fn outputs(&self) -> &[ValueType] {
+        &self.outputs
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
+        let x = inputs[0].as_ref().expect("input data");
+        Forward::of(
+            cx.device
+                .scatter(&self.view, &self.outputs[0].shape, self.value, x),
+        )
+    }
+
+    fn backward(
+        &self,
+        cx: &Context<'_>,
+        _saved: Saved,
+        grads: Vec<Option<Tensor>>,
+        wanted: &[bool],
+    ) -> Vec<Option<Tensor>> {
+        let mut result = vec![None; wanted.len()];
+        result[0] = only(grads).map(|grad| cx.device.copy(&self.view, &grad));
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bounds;
+
+    #[test]
+    fn slices_clamp_like_numpy() {
+        assert_eq!(bounds(1, i64::MAX, 1, 5), Some((1, 4)));
+        assert_eq!(bounds(-2, 5, 1, 5), Some((3, 2)));
+        assert_eq!(bounds(4, 1, 1, 5), Some((0, 0)));
+        assert_eq!(bounds(0, 5, 2, 5), Some((0, 3)));
+        assert_eq!(bounds(-1, i64::MIN, -1, 5), Some((4, 5)));
+        assert_eq!(bounds(i64::MAX, 0, -2, 5), Some((4, 2)));
+        assert_eq!(bounds(i64::MIN, i64::MAX, i64::MIN, 5), Some((0, 0)));
+        assert_eq!(bounds(0, 1, 0, 5), None);
+    }
+}
