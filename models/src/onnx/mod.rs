@@ -1,0 +1,12 @@
+//! ONNX files: reading with every check that a graph relies on, and writing trained weights back.
+
+mod error;
+mod external;
+mod model;
+pub mod proto;
+mod tensor;
+mod wire;
+mod write;
+
+pub use error::OnnxError;
+pub use model::{Model, SUPPORTED_OPSETS};
