@@ -6,8 +6,10 @@
 //! trained weights back into the original bytes.
 
 pub mod device;
+pub mod graph;
 pub mod init;
 pub mod loss;
+pub mod onnx;
 pub mod ops;
 pub mod optimizer;
 pub mod program;

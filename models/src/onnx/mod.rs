@@ -10,3 +10,4 @@ mod write;
 
 pub use error::OnnxError;
 pub use model::{Model, SUPPORTED_OPSETS};
+pub(crate) use tensor::graph_dtype;

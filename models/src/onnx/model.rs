@@ -12,7 +12,7 @@ use super::{OnnxError, tensor};
 use crate::tensor::Tensor;
 
 /// Versions of the default operator set whose operators this crate knows.
-pub const SUPPORTED_OPSETS: RangeInclusive<i64> = 7..=25;
+pub const SUPPORTED_OPSETS: RangeInclusive<i64> = 7..=23;
 
 /// An ONNX file in memory, checked as far as that needs no knowledge of operators.
 #[derive(Debug)]
@@ -33,26 +33,48 @@ impl Model {
     /// their shape or lies outside the model's folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Model, OnnxError> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|source| OnnxError::Read { path: path.into(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| OnnxError::Read {
+            path: path.into(),
+            source,
+        })?;
         Model::from_bytes(bytes, path)
     }
 
     /// As [`Self::open`], for bytes already read; `path` is used in messages and to find external data.
-    pub fn from_bytes(bytes: impl Into<Bytes>, path: impl Into<PathBuf>) -> Result<Model, OnnxError> {
+    pub fn from_bytes(
+        bytes: impl Into<Bytes>,
+        path: impl Into<PathBuf>,
+    ) -> Result<Model, OnnxError> {
         let (bytes, path) = (bytes.into(), path.into());
         let proto = decode(&bytes, &path)?;
-        let malformed = |reason: &str| OnnxError::Malformed { path: path.clone(), reason: reason.into() };
+        let malformed = |reason: &str| OnnxError::Malformed {
+            path: path.clone(),
+            reason: reason.into(),
+        };
         let Some(graph) = &proto.graph else {
-            return Err(malformed(if bytes.is_empty() { "the file is empty" } else { "it holds no graph" }));
+            return Err(malformed(if bytes.is_empty() {
+                "the file is empty"
+            } else {
+                "it holds no graph"
+            }));
         };
         if graph.output.is_empty() {
             return Err(malformed("its graph has no output"));
         }
         let opset = default_opset(&proto).ok_or_else(|| malformed("it imports no operator set"))?;
         if !SUPPORTED_OPSETS.contains(&opset) {
-            return Err(OnnxError::Opset { path, version: opset, supported: SUPPORTED_OPSETS });
+            return Err(OnnxError::Opset {
+                path,
+                version: opset,
+                supported: SUPPORTED_OPSETS,
+            });
         }
-        if let Some((index, node)) = graph.node.iter().enumerate().find(|(_, node)| !is_default(node.domain())) {
+        if let Some((index, node)) = graph
+            .node
+            .iter()
+            .enumerate()
+            .find(|(_, node)| !is_default(node.domain()))
+        {
             return Err(OnnxError::ForeignOperator {
                 node: node_label(node, index),
                 operator: node.op_type().into(),
@@ -61,8 +83,18 @@ impl Model {
             });
         }
         let initializers = read_initializers(graph, &path)?;
-        let sha256 = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Model { path, bytes, proto, sha256, opset, initializers })
+        let sha256 = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Ok(Model {
+            path,
+            bytes,
+            proto,
+            sha256,
+            opset,
+            initializers,
+        })
     }
 
     /// The file as it was opened.
@@ -86,11 +118,18 @@ impl Model {
     }
 
     pub(crate) fn graph(&self) -> &GraphProto {
-        self.proto.graph.as_ref().expect("checked when the model was read")
+        self.proto
+            .graph
+            .as_ref()
+            .expect("checked when the model was read")
     }
 
     /// Decodes a tensor that is an attribute of a node.
-    pub(crate) fn attribute_tensor(&self, proto: &TensorProto, node: &str) -> Result<Tensor, OnnxError> {
+    pub(crate) fn attribute_tensor(
+        &self,
+        proto: &TensorProto,
+        node: &str,
+    ) -> Result<Tensor, OnnxError> {
         decode_tensor(proto, node, &self.path)
     }
 }
@@ -108,7 +147,10 @@ fn is_default(domain: &str) -> bool {
 }
 
 fn default_opset(proto: &ModelProto) -> Option<i64> {
-    let import = proto.opset_import.iter().find(|import| is_default(import.domain()));
+    let import = proto
+        .opset_import
+        .iter()
+        .find(|import| is_default(import.domain()));
     import.map(|import| import.version())
 }
 
@@ -116,23 +158,44 @@ fn decode(bytes: &Bytes, path: &Path) -> Result<ModelProto, OnnxError> {
     // The outermost fields first: prost reports a truncated file only as a buffer underflow.
     match wire::fields(bytes, 0..bytes.len()) {
         Err(WireError::Truncated { needs }) if bytes.first().is_some_and(|&key| key == 8) => {
-            return Err(OnnxError::Truncated { path: path.into(), length: bytes.len(), needs });
+            return Err(OnnxError::Truncated {
+                path: path.into(),
+                length: bytes.len(),
+                needs,
+            });
         }
         Err(_) => {
             let reason = "its bytes are not a protocol buffer message".to_string();
-            return Err(OnnxError::Malformed { path: path.into(), reason });
+            return Err(OnnxError::Malformed {
+                path: path.into(),
+                reason,
+            });
         }
-        Ok(fields) if fields.iter().filter(|f| f.number == field::MODEL_GRAPH).count() > 1 => {
+        Ok(fields)
+            if fields
+                .iter()
+                .filter(|f| f.number == field::MODEL_GRAPH)
+                .count()
+                > 1 =>
+        {
             let reason = "it holds more than one graph".to_string();
-            return Err(OnnxError::Malformed { path: path.into(), reason });
+            return Err(OnnxError::Malformed {
+                path: path.into(),
+                reason,
+            });
         }
         Ok(_) => {}
     }
-    ModelProto::decode(bytes.clone())
-        .map_err(|error| OnnxError::Malformed { path: path.into(), reason: error.to_string() })
+    ModelProto::decode(bytes.clone()).map_err(|error| OnnxError::Malformed {
+        path: path.into(),
+        reason: error.to_string(),
+    })
 }
 
-fn read_initializers(graph: &GraphProto, path: &Path) -> Result<BTreeMap<String, Tensor>, OnnxError> {
+fn read_initializers(
+    graph: &GraphProto,
+    path: &Path,
+) -> Result<BTreeMap<String, Tensor>, OnnxError> {
     let unusable = |tensor: &str, reason: &str| OnnxError::Tensor {
         path: path.into(),
         tensor: tensor.into(),
@@ -140,7 +203,10 @@ fn read_initializers(graph: &GraphProto, path: &Path) -> Result<BTreeMap<String,
     };
     if let Some(sparse) = graph.sparse_initializer.first() {
         let name = sparse.values.as_ref().map_or("", |values| values.name());
-        return Err(unusable(name, "sparse initializers are not supported; store it as a dense one"));
+        return Err(unusable(
+            name,
+            "sparse initializers are not supported; store it as a dense one",
+        ));
     }
     let mut initializers = BTreeMap::new();
     for proto in &graph.initializer {
@@ -148,7 +214,10 @@ fn read_initializers(graph: &GraphProto, path: &Path) -> Result<BTreeMap<String,
             return Err(unusable("", "an initializer has no name"));
         }
         let tensor = decode_tensor(proto, proto.name(), path)?;
-        if initializers.insert(proto.name().to_string(), tensor).is_some() {
+        if initializers
+            .insert(proto.name().to_string(), tensor)
+            .is_some()
+        {
             return Err(unusable(proto.name(), "two initializers have this name"));
         }
     }

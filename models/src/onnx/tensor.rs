@@ -7,15 +7,19 @@ use std::path::Path;
 use half::{bf16, f16};
 use prost::bytes::Bytes;
 
-use super::proto::{EXTERNAL, TensorProto, data_type};
 use super::external;
+use super::proto::{EXTERNAL, TensorProto, data_type};
 use crate::tensor::{DType, Tensor};
 
 /// The type that elements of an ONNX data type have in a graph; `None` for those that have no place there.
 pub(crate) fn graph_dtype(element: i32) -> Option<DType> {
     match element {
-        data_type::FLOAT | data_type::FLOAT16 | data_type::BFLOAT16 | data_type::DOUBLE => Some(DType::F32),
-        data_type::UINT8..=data_type::INT64 | data_type::UINT32 | data_type::UINT64 => Some(DType::I64),
+        data_type::FLOAT | data_type::FLOAT16 | data_type::BFLOAT16 | data_type::DOUBLE => {
+            Some(DType::F32)
+        }
+        data_type::UINT8..=data_type::INT64 | data_type::UINT32 | data_type::UINT64 => {
+            Some(DType::I64)
+        }
         data_type::BOOL => Some(DType::Bool),
         _ => None,
     }
@@ -32,11 +36,17 @@ pub(super) fn raw_size(element: i32) -> usize {
 }
 
 /// Dimensions as a shape whose size in bytes can be computed.
-pub(crate) fn shape(dims: &[i64]) -> Result<Vec<usize>, String> {
-    let shape = dims.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>();
+fn shape(dims: &[i64]) -> Result<Vec<usize>, String> {
+    let shape = dims
+        .iter()
+        .map(|&dim| usize::try_from(dim))
+        .collect::<Result<Vec<_>, _>>();
     let shape = shape.map_err(|_| format!("shape {dims:?} has a negative extent"))?;
     // Zero extents are left out so that the product of the others cannot overflow either.
-    let size = shape.iter().filter(|&&dim| dim > 0).try_fold(8usize, |size, &dim| size.checked_mul(dim));
+    let size = shape
+        .iter()
+        .filter(|&&dim| dim > 0)
+        .try_fold(8usize, |size, &dim| size.checked_mul(dim));
     match size {
         Some(size) if isize::try_from(size).is_ok() => Ok(shape),
         _ => Err(format!("shape {dims:?} is too large for this machine")),
@@ -46,7 +56,8 @@ pub(crate) fn shape(dims: &[i64]) -> Result<Vec<usize>, String> {
 /// Raw little-endian bytes of a tensor, wherever it keeps them; `None` if it keeps typed values.
 pub(super) fn raw_bytes(tensor: &TensorProto, folder: &Path) -> Result<Option<Bytes>, String> {
     if tensor.data_location() == EXTERNAL {
-        let expected = shape(&tensor.dims)?.iter().product::<usize>() * raw_size(tensor.data_type());
+        let expected =
+            shape(&tensor.dims)?.iter().product::<usize>() * raw_size(tensor.data_type());
         return external::read(tensor, expected, folder).map(Some);
     }
     Ok(tensor.raw_data.clone())
@@ -57,7 +68,10 @@ pub(super) fn decode(tensor: &TensorProto, folder: &Path) -> Result<Tensor, Stri
     let element = tensor.data_type();
     let shape = shape(&tensor.dims)?;
     let Some(dtype) = graph_dtype(element) else {
-        return Err(format!("elements of type {} are not supported", data_type::name(element)));
+        return Err(format!(
+            "elements of type {} are not supported",
+            data_type::name(element)
+        ));
     };
     if tensor.segment.is_some() {
         return Err("a tensor stored in segments is not supported".to_string());
@@ -68,13 +82,21 @@ pub(super) fn decode(tensor: &TensorProto, folder: &Path) -> Result<Tensor, Stri
         DType::F32 => {
             let values: Cow<'_, [f32]> = match (&raw, element) {
                 (Some(raw), data_type::FLOAT) => parse(raw, f32::from_le_bytes).into(),
-                (Some(raw), data_type::DOUBLE) => parse(raw, |b| f64::from_le_bytes(b) as f32).into(),
-                (Some(raw), data_type::FLOAT16) => parse(raw, |b| f16::from_le_bytes(b).to_f32()).into(),
+                (Some(raw), data_type::DOUBLE) => {
+                    parse(raw, |b| f64::from_le_bytes(b) as f32).into()
+                }
+                (Some(raw), data_type::FLOAT16) => {
+                    parse(raw, |b| f16::from_le_bytes(b).to_f32()).into()
+                }
                 (Some(raw), _) => parse(raw, |b| bf16::from_le_bytes(b).to_f32()).into(),
                 (None, data_type::FLOAT) => (&tensor.float_data).into(),
                 (None, data_type::DOUBLE) => tensor.double_data.iter().map(|&v| v as f32).collect(),
-                (None, data_type::FLOAT16) => half_bits(tensor).map(|bits| f16::from_bits(bits).to_f32()).collect(),
-                (None, _) => half_bits(tensor).map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+                (None, data_type::FLOAT16) => half_bits(tensor)
+                    .map(|bits| f16::from_bits(bits).to_f32())
+                    .collect(),
+                (None, _) => half_bits(tensor)
+                    .map(|bits| bf16::from_bits(bits).to_f32())
+                    .collect(),
             };
             check(count, values.len(), raw.as_ref(), element)?;
             Ok(Tensor::from_f32(&shape, values))
@@ -83,14 +105,24 @@ pub(super) fn decode(tensor: &TensorProto, folder: &Path) -> Result<Tensor, Stri
             let values: Cow<'_, [i64]> = match (&raw, element) {
                 (Some(raw), data_type::INT8) => parse(raw, |b| i8::from_le_bytes(b).into()).into(),
                 (Some(raw), data_type::UINT8) => parse(raw, |b| u8::from_le_bytes(b).into()).into(),
-                (Some(raw), data_type::INT16) => parse(raw, |b| i16::from_le_bytes(b).into()).into(),
-                (Some(raw), data_type::UINT16) => parse(raw, |b| u16::from_le_bytes(b).into()).into(),
-                (Some(raw), data_type::INT32) => parse(raw, |b| i32::from_le_bytes(b).into()).into(),
-                (Some(raw), data_type::UINT32) => parse(raw, |b| u32::from_le_bytes(b).into()).into(),
+                (Some(raw), data_type::INT16) => {
+                    parse(raw, |b| i16::from_le_bytes(b).into()).into()
+                }
+                (Some(raw), data_type::UINT16) => {
+                    parse(raw, |b| u16::from_le_bytes(b).into()).into()
+                }
+                (Some(raw), data_type::INT32) => {
+                    parse(raw, |b| i32::from_le_bytes(b).into()).into()
+                }
+                (Some(raw), data_type::UINT32) => {
+                    parse(raw, |b| u32::from_le_bytes(b).into()).into()
+                }
                 (Some(raw), data_type::UINT64) => signed(parse(raw, u64::from_le_bytes))?.into(),
                 (Some(raw), _) => parse(raw, i64::from_le_bytes).into(),
                 (None, data_type::INT64) => (&tensor.int64_data).into(),
-                (None, data_type::UINT32 | data_type::UINT64) => signed(tensor.uint64_data.clone())?.into(),
+                (None, data_type::UINT32 | data_type::UINT64) => {
+                    signed(tensor.uint64_data.clone())?.into()
+                }
                 (None, _) => tensor.int32_data.iter().map(|&v| v.into()).collect(),
             };
             check(count, values.len(), raw.as_ref(), element)?;
@@ -108,7 +140,11 @@ pub(super) fn decode(tensor: &TensorProto, folder: &Path) -> Result<Tensor, Stri
 }
 
 fn parse<T, const N: usize>(raw: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
-    raw.as_chunks::<N>().0.iter().map(|&bytes| value(bytes)).collect()
+    raw.as_chunks::<N>()
+        .0
+        .iter()
+        .map(|&bytes| value(bytes))
+        .collect()
 }
 
 /// Bit patterns of half-precision values, which stand in `int32_data`.
@@ -117,7 +153,10 @@ fn half_bits(tensor: &TensorProto) -> impl Iterator<Item = u16> + '_ {
 }
 
 fn signed(values: Vec<u64>) -> Result<Vec<i64>, String> {
-    let signed = values.into_iter().map(i64::try_from).collect::<Result<Vec<_>, _>>();
+    let signed = values
+        .into_iter()
+        .map(i64::try_from)
+        .collect::<Result<Vec<_>, _>>();
     signed.map_err(|_| "a uint64 value is over 2^63 - 1".to_string())
 }
 
@@ -128,7 +167,10 @@ fn check(count: usize, found: usize, raw: Option<&Bytes>, element: i32) -> Resul
     }
     let name = data_type::name(element);
     Err(match raw {
-        Some(raw) => format!("its shape needs {count} {name} elements, its data has {} bytes", raw.len()),
+        Some(raw) => format!(
+            "its shape needs {count} {name} elements, its data has {} bytes",
+            raw.len()
+        ),
         None => format!("its shape needs {count} {name} elements, its data has {found}"),
     })
 }
@@ -138,9 +180,18 @@ pub(super) fn encode(tensor: &Tensor, element: i32, out: &mut dyn Write) -> io::
     // In blocks, so that no second copy of a large weight is made.
     for values in tensor.f32s().chunks(1 << 16) {
         let bytes: Vec<u8> = match element {
-            data_type::DOUBLE => values.iter().flat_map(|&v| f64::from(v).to_le_bytes()).collect(),
-            data_type::FLOAT16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-            data_type::BFLOAT16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
+            data_type::DOUBLE => values
+                .iter()
+                .flat_map(|&v| f64::from(v).to_le_bytes())
+                .collect(),
+            data_type::FLOAT16 => values
+                .iter()
+                .flat_map(|&v| f16::from_f32(v).to_le_bytes())
+                .collect(),
+            data_type::BFLOAT16 => values
+                .iter()
+                .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
+                .collect(),
             _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         };
         out.write_all(&bytes)?;
@@ -153,7 +204,11 @@ mod tests {
     use super::*;
 
     fn tensor(element: i32, dims: &[i64]) -> TensorProto {
-        TensorProto { data_type: Some(element), dims: dims.to_vec(), ..TensorProto::default() }
+        TensorProto {
+            data_type: Some(element),
+            dims: dims.to_vec(),
+            ..TensorProto::default()
+        }
     }
 
     fn decoded(tensor: &TensorProto) -> Result<Tensor, String> {
@@ -200,18 +255,38 @@ mod tests {
     fn data_must_fit_the_shape() {
         let mut short = tensor(data_type::FLOAT, &[2, 2]);
         short.raw_data = Some(vec![0; 12].into());
-        assert_eq!(decoded(&short).unwrap_err(), "its shape needs 4 float elements, its data has 12 bytes");
+        assert_eq!(
+            decoded(&short).unwrap_err(),
+            "its shape needs 4 float elements, its data has 12 bytes"
+        );
         short.raw_data = Some(vec![0; 17].into());
         assert!(decoded(&short).is_err());
-        assert!(decoded(&tensor(data_type::FLOAT, &[-1])).unwrap_err().contains("negative"));
-        assert!(decoded(&tensor(data_type::FLOAT, &[i64::MAX, 4, 0])).unwrap_err().contains("too large"));
-        assert!(decoded(&tensor(data_type::STRING, &[0])).unwrap_err().contains("string"));
+        assert!(
+            decoded(&tensor(data_type::FLOAT, &[-1]))
+                .unwrap_err()
+                .contains("negative")
+        );
+        assert!(
+            decoded(&tensor(data_type::FLOAT, &[i64::MAX, 4, 0]))
+                .unwrap_err()
+                .contains("too large")
+        );
+        assert!(
+            decoded(&tensor(data_type::STRING, &[0]))
+                .unwrap_err()
+                .contains("string")
+        );
     }
 
     #[test]
     fn encoding_keeps_the_files_element_type() {
         let values = Tensor::from_f32(&[2], [1.0, -0.5]);
-        for element in [data_type::FLOAT, data_type::DOUBLE, data_type::FLOAT16, data_type::BFLOAT16] {
+        for element in [
+            data_type::FLOAT,
+            data_type::DOUBLE,
+            data_type::FLOAT16,
+            data_type::BFLOAT16,
+        ] {
             let mut proto = tensor(element, &[2]);
             let mut raw = Vec::new();
             encode(&values, element, &mut raw).unwrap();

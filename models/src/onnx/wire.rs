@@ -68,14 +68,22 @@ pub(super) fn fields(bytes: &[u8], range: Range<usize>) -> Result<Vec<Field>, Wi
             5 => at = advance(at, 4, end)?,
             _ => return Err(WireError::Malformed { at: start }),
         }
-        fields.push(Field { number, all: start..at, payload });
+        fields.push(Field {
+            number,
+            all: start..at,
+            payload,
+        });
     }
     Ok(fields)
 }
 
 fn advance(at: usize, by: usize, end: usize) -> Result<usize, WireError> {
     let to = at.saturating_add(by);
-    if to > end { Err(WireError::Truncated { needs: to }) } else { Ok(to) }
+    if to > end {
+        Err(WireError::Truncated { needs: to })
+    } else {
+        Ok(to)
+    }
 }
 
 fn varint(bytes: &[u8], at: &mut usize, end: usize) -> Result<u64, WireError> {
@@ -138,7 +146,10 @@ mod tests {
         bytes.extend_from_slice(&[3 << 3 | 5, 1, 2, 3, 4]);
         bytes.extend_from_slice(&[4 << 3 | 1, 1, 2, 3, 4, 5, 6, 7, 8]);
         let found = fields(&bytes, 0..bytes.len()).unwrap();
-        assert_eq!(found.iter().map(|f| f.number).collect::<Vec<_>>(), [1, 99, 3, 4]);
+        assert_eq!(
+            found.iter().map(|f| f.number).collect::<Vec<_>>(),
+            [1, 99, 3, 4]
+        );
         assert_eq!(found[0].all, 0..3);
         assert_eq!(&bytes[found[1].payload.clone().unwrap()], b"abc");
         assert_eq!(found[3].all.end, bytes.len());
@@ -148,12 +159,18 @@ mod tests {
     fn a_field_longer_than_its_message_says_how_much_is_missing() {
         let mut bytes = Vec::new();
         put_bytes(&mut bytes, 7, &[0; 100]);
-        assert_eq!(fields(&bytes, 0..50), Err(WireError::Truncated { needs: bytes.len() }));
+        assert_eq!(
+            fields(&bytes, 0..50),
+            Err(WireError::Truncated { needs: bytes.len() })
+        );
     }
 
     #[test]
     fn groups_and_field_zero_are_malformed() {
-        assert_eq!(fields(&[1 << 3 | 3], 0..1), Err(WireError::Malformed { at: 0 }));
+        assert_eq!(
+            fields(&[1 << 3 | 3], 0..1),
+            Err(WireError::Malformed { at: 0 })
+        );
         assert_eq!(fields(&[0, 0], 0..2), Err(WireError::Malformed { at: 0 }));
     }
 

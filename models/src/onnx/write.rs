@@ -15,8 +15,8 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 
 use super::proto::{
-    Dimension, DimensionValue, EXTERNAL, NodeProto, TensorProto, TensorShapeProto, TensorType, TypeProto, TypeValue,
-    ValueInfoProto, data_type,
+    Dimension, DimensionValue, EXTERNAL, NodeProto, TensorProto, TensorShapeProto, TensorType,
+    TypeProto, TypeValue, ValueInfoProto, data_type,
 };
 use super::wire::{self, Field, field};
 use super::{Model, OnnxError, tensor};
@@ -40,7 +40,11 @@ impl Model {
     /// names only when complete.
     ///
     /// Errors: a name that the model lacks, a shape or type other than the model's, or a failing disk.
-    pub fn write_back<N: AsRef<str>>(&self, weights: &[(N, Tensor)], path: impl AsRef<Path>) -> Result<(), OnnxError> {
+    pub fn write_back<N: AsRef<str>>(
+        &self,
+        weights: &[(N, Tensor)],
+        path: impl AsRef<Path>,
+    ) -> Result<(), OnnxError> {
         self.write_back_within(weights, path.as_ref(), MESSAGE_LIMIT)
     }
 
@@ -50,20 +54,32 @@ impl Model {
         path: &Path,
         limit: usize,
     ) -> Result<(), OnnxError> {
-        let weights: BTreeMap<_, _> = weights.iter().map(|(name, tensor)| (name.as_ref(), tensor)).collect();
+        let weights: BTreeMap<_, _> = weights
+            .iter()
+            .map(|(name, tensor)| (name.as_ref(), tensor))
+            .collect();
         let mut data_path = path.as_os_str().to_owned();
         data_path.push(".data");
         let data_path = PathBuf::from(data_path);
-        let location = data_path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let location = data_path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
 
-        let mut patcher = Patcher::new(self, &weights, location.as_deref().filter(|_| self.has_external_data()));
+        let mut patcher = Patcher::new(
+            self,
+            &weights,
+            location.as_deref().filter(|_| self.has_external_data()),
+        );
         let mut message = patcher.model()?;
         if message.size > limit && patcher.location.is_none() {
             patcher = Patcher::new(self, &weights, location.as_deref());
             message = patcher.model()?;
         }
 
-        let failed = |source| OnnxError::Write { path: path.into(), source };
+        let failed = |source| OnnxError::Write {
+            path: path.into(),
+            source,
+        };
         if !patcher.data.chunks.is_empty() {
             write_file(&data_path, |out| patcher.data.write(&self.bytes, out)).map_err(failed)?;
         }
@@ -72,12 +88,20 @@ impl Model {
 
     fn has_external_data(&self) -> bool {
         let attributes = self.graph().node.iter().flat_map(|node| &node.attribute);
-        let mut tensors = self.graph().initializer.iter().chain(attributes.filter_map(|a| a.t.as_ref()));
+        let mut tensors = self
+            .graph()
+            .initializer
+            .iter()
+            .chain(attributes.filter_map(|a| a.t.as_ref()));
         tensors.any(|tensor| tensor.data_location() == EXTERNAL)
     }
 
     fn weight_error(&self, weight: &str, reason: impl Into<String>) -> OnnxError {
-        OnnxError::Weight { path: self.path.clone(), weight: weight.into(), reason: reason.into() }
+        OnnxError::Weight {
+            path: self.path.clone(),
+            weight: weight.into(),
+            reason: reason.into(),
+        }
     }
 }
 
@@ -154,7 +178,11 @@ struct Patcher<'a> {
 }
 
 impl<'a> Patcher<'a> {
-    fn new(model: &'a Model, weights: &'a BTreeMap<&'a str, &'a Tensor>, location: Option<&'a str>) -> Self {
+    fn new(
+        model: &'a Model,
+        weights: &'a BTreeMap<&'a str, &'a Tensor>,
+        location: Option<&'a str>,
+    ) -> Self {
         Patcher {
             model,
             weights,
@@ -182,8 +210,15 @@ impl<'a> Patcher<'a> {
                 _ => message.copy(field.all),
             }
         }
-        match self.weights.keys().find(|name| !self.written.contains(*name)) {
-            Some(name) => Err(self.model.weight_error(name, "the model has no initializer or constant of this name")),
+        match self
+            .weights
+            .keys()
+            .find(|name| !self.written.contains(*name))
+        {
+            Some(name) => Err(self.model.weight_error(
+                name,
+                "the model has no initializer or constant of this name",
+            )),
             None => Ok(message),
         }
     }
@@ -192,7 +227,12 @@ impl<'a> Patcher<'a> {
         let graph = self.model.graph();
         let (mut nodes, mut initializers) = (graph.node.iter(), graph.initializer.iter());
         let mut message = Message::default();
-        for Field { number, all, payload } in self.fields(range)? {
+        for Field {
+            number,
+            all,
+            payload,
+        } in self.fields(range)?
+        {
             let patched = match (number, payload) {
                 (field::GRAPH_INITIALIZER, Some(payload)) => match initializers.next() {
                     Some(proto) => self.tensor(payload, proto, proto.name())?,
@@ -211,10 +251,18 @@ impl<'a> Patcher<'a> {
             }
         }
         for (name, element) in std::mem::take(&mut self.promoted) {
-            let dims: Vec<i64> = self.weights[name].shape().iter().map(|&dim| dim as i64).collect();
+            let dims: Vec<i64> = self.weights[name]
+                .shape()
+                .iter()
+                .map(|&dim| dim as i64)
+                .collect();
             if self.model.proto.ir_version() < IR_INITIALIZERS_ALONE {
                 let mut input = Vec::new();
-                wire::put_bytes(&mut input, field::GRAPH_INPUT, &value_info(name, element, &dims).encode_to_vec());
+                wire::put_bytes(
+                    &mut input,
+                    field::GRAPH_INPUT,
+                    &value_info(name, element, &dims).encode_to_vec(),
+                );
                 message.push(input);
             }
             let proto = TensorProto {
@@ -225,7 +273,11 @@ impl<'a> Patcher<'a> {
             };
             let mut initializer = Message::default();
             initializer.push(proto.encode_to_vec());
-            self.put_data(&mut initializer, Chunk::Weight(self.weights[name], element), name)?;
+            self.put_data(
+                &mut initializer,
+                Chunk::Weight(self.weights[name], element),
+                name,
+            )?;
             message.nest(field::GRAPH_INITIALIZER, initializer);
         }
         Ok(message)
@@ -233,11 +285,18 @@ impl<'a> Patcher<'a> {
 
     /// Whether the node goes because an initializer takes the place of its output.
     fn promote(&mut self, node: &'a NodeProto) -> Result<bool, OnnxError> {
-        let Some((name, weight)) = node.output.first().and_then(|name| self.weights.get_key_value(name.as_str()))
+        let Some((name, weight)) = node
+            .output
+            .first()
+            .and_then(|name| self.weights.get_key_value(name.as_str()))
         else {
             return Ok(false);
         };
-        let attribute = |name: &str| node.attribute.iter().find(|attribute| attribute.name() == name);
+        let attribute = |name: &str| {
+            node.attribute
+                .iter()
+                .find(|attribute| attribute.name() == name)
+        };
         let element = match node.op_type() {
             "Constant" if attribute("value").is_some() => return Ok(false),
             "Constant" => data_type::FLOAT,
@@ -249,7 +308,10 @@ impl<'a> Patcher<'a> {
                 let source = node.input.first().map_or("", String::as_str);
                 let mut initializers = self.model.graph().initializer.iter();
                 let source = initializers.find(|proto| proto.name() == source);
-                let source = source.ok_or_else(|| self.model.weight_error(name, "an Identity of a computed value"))?;
+                let source = source.ok_or_else(|| {
+                    self.model
+                        .weight_error(name, "an Identity of a computed value")
+                })?;
                 self.check(name, weight, source)?;
                 source.data_type()
             }
@@ -267,14 +329,23 @@ impl<'a> Patcher<'a> {
     }
 
     /// A node with patched tensors in its attributes; `None` when it stays as it is.
-    fn node(&mut self, range: Range<usize>, node: &'a NodeProto) -> Result<Option<Message<'a>>, OnnxError> {
+    fn node(
+        &mut self,
+        range: Range<usize>,
+        node: &'a NodeProto,
+    ) -> Result<Option<Message<'a>>, OnnxError> {
         if node.attribute.iter().all(|attribute| attribute.t.is_none()) {
             return Ok(None);
         }
         let mut attributes = node.attribute.iter();
         let mut message = Message::default();
         let mut changed = false;
-        for Field { number, all, payload } in self.fields(range)? {
+        for Field {
+            number,
+            all,
+            payload,
+        } in self.fields(range)?
+        {
             let attribute = match number {
                 field::NODE_ATTRIBUTE => attributes.next(),
                 _ => None,
@@ -284,11 +355,22 @@ impl<'a> Patcher<'a> {
                 continue;
             };
             let holds_weight = node.op_type() == "Constant" && attribute.name() == "value";
-            let name = if holds_weight { node.output.first().map_or("", String::as_str) } else { "" };
+            let name = if holds_weight {
+                node.output.first().map_or("", String::as_str)
+            } else {
+                ""
+            };
             let mut inner = Message::default();
-            for Field { number, all, payload } in self.fields(payload)? {
+            for Field {
+                number,
+                all,
+                payload,
+            } in self.fields(payload)?
+            {
                 let patched = match (number, payload, &attribute.t) {
-                    (field::ATTRIBUTE_TENSOR, Some(payload), Some(proto)) => self.tensor(payload, proto, name)?,
+                    (field::ATTRIBUTE_TENSOR, Some(payload), Some(proto)) => {
+                        self.tensor(payload, proto, name)?
+                    }
                     _ => None,
                 };
                 match patched {
@@ -317,14 +399,19 @@ impl<'a> Patcher<'a> {
             self.written.insert(name);
             // A weight that did not change keeps its bytes, also those that float cannot hold (double).
             let old = self.model.attribute_tensor(proto, name)?;
-            let same = old.f32s().iter().zip(weight.f32s()).all(|(old, new)| old.to_bits() == new.to_bits());
+            let same = old
+                .f32s()
+                .iter()
+                .zip(weight.f32s())
+                .all(|(old, new)| old.to_bits() == new.to_bits());
             if !same {
                 data = Some(Chunk::Weight(weight, proto.data_type()));
             }
         }
         if data.is_none() && proto.data_location() == EXTERNAL {
             let folder = self.model.path.parent().unwrap_or(Path::new(""));
-            let kept = tensor::raw_bytes(proto, folder).map_err(|reason| self.model.weight_error(name, reason))?;
+            let kept = tensor::raw_bytes(proto, folder)
+                .map_err(|reason| self.model.weight_error(name, reason))?;
             data = kept.map(Chunk::Kept);
         }
         let Some(data) = data else {
@@ -354,11 +441,18 @@ impl<'a> Patcher<'a> {
     }
 
     /// Puts a tensor's data into it or, if it is large and others are there too, into the external file.
-    fn put_data(&mut self, message: &mut Message<'a>, data: Chunk<'a>, name: &str) -> Result<(), OnnxError> {
+    fn put_data(
+        &mut self,
+        message: &mut Message<'a>,
+        data: Chunk<'a>,
+        name: &str,
+    ) -> Result<(), OnnxError> {
         let size = match &data {
             Chunk::Weight(weight, element) => weight.len() * tensor::raw_size(*element),
             Chunk::Kept(bytes) => bytes.len(),
-            Chunk::Original(_) | Chunk::New(_) => return Err(self.model.weight_error(name, "it is no tensor data")),
+            Chunk::Original(_) | Chunk::New(_) => {
+                return Err(self.model.weight_error(name, "it is no tensor data"));
+            }
         };
         let mut head = Vec::new();
         let Some(location) = self.location.filter(|_| size >= EXTERNAL_MINIMUM) else {
@@ -389,10 +483,15 @@ impl<'a> Patcher<'a> {
     fn check(&self, name: &str, weight: &Tensor, proto: &TensorProto) -> Result<(), OnnxError> {
         let shape: Vec<i64> = weight.shape().iter().map(|&dim| dim as i64).collect();
         if shape != proto.dims {
-            let reason = format!("its shape is {:?}, that of the new values {shape:?}", proto.dims);
+            let reason = format!(
+                "its shape is {:?}, that of the new values {shape:?}",
+                proto.dims
+            );
             return Err(self.model.weight_error(name, reason));
         }
-        if weight.dtype() != DType::F32 || tensor::graph_dtype(proto.data_type()) != Some(DType::F32) {
+        if weight.dtype() != DType::F32
+            || tensor::graph_dtype(proto.data_type()) != Some(DType::F32)
+        {
             return Err(self.model.weight_error(name, "it is no float tensor"));
         }
         Ok(())
@@ -400,24 +499,46 @@ impl<'a> Patcher<'a> {
 }
 
 fn value_info(name: &str, element: i32, dims: &[i64]) -> ValueInfoProto {
-    let dim = |&dim| Dimension { value: Some(DimensionValue::Value(dim)), denotation: None };
-    let shape = TensorShapeProto { dim: dims.iter().map(dim).collect() };
-    let tensor = TensorType { elem_type: Some(element), shape: Some(shape) };
+    let dim = |&dim| Dimension {
+        value: Some(DimensionValue::Value(dim)),
+        denotation: None,
+    };
+    let shape = TensorShapeProto {
+        dim: dims.iter().map(dim).collect(),
+    };
+    let tensor = TensorType {
+        elem_type: Some(element),
+        shape: Some(shape),
+    };
     ValueInfoProto {
         name: Some(name.into()),
-        r#type: Some(TypeProto { value: Some(TypeValue::Tensor(tensor)), denotation: None }),
+        r#type: Some(TypeProto {
+            value: Some(TypeValue::Tensor(tensor)),
+            denotation: None,
+        }),
         ..ValueInfoProto::default()
     }
 }
 
 /// Writes a file under a temporary name in the same folder and renames it when it is complete.
-fn write_file(path: &Path, contents: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
-    let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+fn write_file(
+    path: &Path,
+    contents: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
+    let temporary = path.with_file_name(format!(
+        ".{}.{}.tmp",
+        name.to_string_lossy(),
+        std::process::id()
+    ));
     let written = File::create(&temporary).and_then(|file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         contents(&mut out)?;
-        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        out.into_inner()
+            .map_err(io::IntoInnerError::into_error)?
+            .sync_all()?;
         std::fs::rename(&temporary, path)
     });
     if written.is_err() {

@@ -1,0 +1,331 @@
+//! From a model file to a [`Graph`].
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::infer::{Draft, Inference, Kind};
+use super::inputs::{self, DataInput};
+use super::layers;
+use super::nodes::{self, RawNode};
+use super::{Graph, GraphError, GraphErrorKind, Node, Origin, Parameter, State, Value, ValueId};
+use crate::device::cpu::CpuDevice;
+use crate::onnx::Model;
+use crate::ops::ValueType;
+
+/// What a model leaves open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Samples per minibatch: the first axis of every data input. `None` takes what the file fixes.
+    pub batch: Option<usize>,
+    /// Sizes of open dimensions by name (`input:axis` for one without).
+    pub dims: BTreeMap<String, usize>,
+    /// Whether Dropout nodes without a training mode, which is how exporters write them for inference, drop in
+    /// training all the same. Otherwise they pass their input on.
+    pub training: bool,
+}
+
+impl Graph {
+    /// Builds the graph of a model: names and sorts its nodes, binds shapes, finds its weights, folds
+    /// constants, drops what no output depends on, and groups the rest into layers.
+    ///
+    /// A parameter is a float tensor of the file with at least one axis, in a weight's place of an
+    /// operator or moved there unchanged (transposed, reshaped); all other tensors of the file are constants,
+    /// running statistics aside. A batch size other than the exported one also replaces that one in
+    /// the target shapes of reshapes.
+    pub fn build(model: &Model, options: &BuildOptions) -> Result<Graph, GraphError> {
+        build(model, options).map_err(|kind| GraphError {
+            path: model.path().into(),
+            kind: Box::new(kind),
+        })
+    }
+}
+
+fn build(model: &Model, options: &BuildOptions) -> Result<Graph, GraphErrorKind> {
+    let nodes = nodes::sorted(model)?;
+    let read: HashSet<&str> = nodes
+        .iter()
+        .flat_map(|node| node.inputs.iter().copied())
+        .collect();
+    let inputs = inputs::bind(model, options, &read)?;
+    let (draft, batch_size) = infer(model, options, &nodes, &inputs)?;
+    finish(model, &draft, &inputs, batch_size)
+}
+
+/// Types all values for the batch size asked for, and says which one that is.
+fn infer(
+    model: &Model,
+    options: &BuildOptions,
+    nodes: &[RawNode<'_>],
+    inputs: &[DataInput<'_>],
+) -> Result<(Draft, usize), GraphErrorKind> {
+    let device = CpuDevice::new(1);
+    let run = |exported: Option<&Draft>, types: Vec<ValueType>| {
+        let named: Vec<_> = inputs.iter().map(|input| input.name).zip(types).collect();
+        Inference {
+            model,
+            nodes,
+            options,
+            device: &device,
+            exported,
+        }
+        .run(&named)
+    };
+    let requested = || inputs.iter().map(|input| input.ty.clone()).collect();
+    let first_extent = |input: &DataInput<'_>| input.ty.shape.first().copied().unwrap_or(1);
+    let Some((fixed, exported)) = inputs
+        .iter()
+        .find_map(|input| Some((input, input.exported_batch?)))
+    else {
+        let batch_size = inputs.first().map_or(1, first_extent);
+        return Ok((run(None, requested())?, batch_size));
+    };
+
+    let draft = run(None, inputs.iter().map(DataInput::exported).collect())?;
+    let samples = output_extent(model, &draft);
+    // Outputs have one row per sample, or one per token of each sample; else the batch is another axis.
+    let leads = samples.is_none_or(|samples| samples % exported == 0);
+    let batch_size = if leads {
+        exported
+    } else {
+        samples.unwrap_or(exported)
+    };
+    let requested_batch = match options.batch {
+        Some(batch) if batch != batch_size => batch,
+        _ => return Ok((draft, batch_size)),
+    };
+    if !leads {
+        return Err(GraphErrorKind::BatchAxis {
+            input: fixed.name.into(),
+            extent: exported,
+            exported: batch_size,
+            requested: requested_batch,
+        });
+    }
+    let unfit = |reason: String| GraphErrorKind::BatchFixed {
+        requested: requested_batch,
+        exported,
+        reason,
+    };
+    let rebatched = run(Some(&draft), requested()).map_err(|error| unfit(error.to_string()))?;
+    match (samples, output_extent(model, &rebatched)) {
+        (Some(old), Some(new)) if new * exported != old * requested_batch => Err(unfit(format!(
+            "the first axis of its output stays {new} where it should become {}",
+            old / exported * requested_batch
+        ))),
+        _ => Ok((rebatched, requested_batch)),
+    }
+}
+
+/// Extent of the first axis of the first output.
+fn output_extent(model: &Model, draft: &Draft) -> Option<usize> {
+    let output = draft.named(model.graph().output.first()?.name())?;
+    draft.values[output].ty.shape.first().copied()
+}
+
+/// Drops what no output depends on, finds layers and numbers everything in execution order.
+fn finish(
+    model: &Model,
+    draft: &Draft,
+    inputs: &[DataInput<'_>],
+    batch_size: usize,
+) -> Result<Graph, GraphErrorKind> {
+    let computed = |index: &usize| matches!(draft.values[*index].kind, Kind::Computed);
+    let mut outputs: Vec<usize> = Vec::new();
+    for output in &model.graph().output {
+        if let Some(index) = draft.named(output.name()).filter(computed)
+            && !outputs.contains(&index)
+        {
+            outputs.push(index);
+        }
+    }
+    if outputs.is_empty() {
+        return Err(GraphErrorKind::NothingToRun);
+    }
+
+    let live = live_nodes(draft, &outputs);
+    let position: HashMap<usize, usize> = live
+        .iter()
+        .enumerate()
+        .flat_map(|(position, &node)| {
+            draft.nodes[node]
+                .outputs
+                .iter()
+                .map(move |&output| (output, position))
+        })
+        .collect();
+    let cheap: Vec<bool> = live
+        .iter()
+        .map(|&node| layers::is_cheap(draft.nodes[node].op.name()))
+        .collect();
+    let reads: Vec<Vec<usize>> = live
+        .iter()
+        .map(|&node| {
+            draft.nodes[node]
+                .inputs
+                .iter()
+                .flatten()
+                .filter_map(|input| position.get(input).copied())
+                .collect()
+        })
+        .collect();
+    let assigned = layers::assign(&cheap, &reads);
+    let mut order: Vec<usize> = (0..live.len()).collect();
+    order.sort_by_key(|&position| assigned[position]);
+
+    let mut assembly = Assembly::new(model, draft, batch_size);
+    let read: BTreeSet<usize> = live
+        .iter()
+        .flat_map(|&node| draft.nodes[node].inputs.iter().flatten().copied())
+        .collect();
+    for input in inputs {
+        if let Some(index) = draft.named(input.name).filter(|index| read.contains(index)) {
+            let id = assembly.value(index);
+            assembly.graph.inputs.push(id);
+        }
+    }
+    for &position in &order {
+        assembly.node(live[position]);
+    }
+    let mut graph = assembly.graph;
+    graph.outputs = outputs.iter().map(|output| assembly.ids[output]).collect();
+    graph.final_softmax = final_softmax(draft, &graph, &outputs, &live, &order);
+    let assigned: Vec<usize> = order.iter().map(|&position| assigned[position]).collect();
+    graph.layers = layers::describe(&graph, &assigned);
+    Ok(graph)
+}
+
+/// Nodes that an output depends on, ascending.
+fn live_nodes(draft: &Draft, outputs: &[usize]) -> Vec<usize> {
+    let mut wanted: HashSet<usize> = outputs.iter().copied().collect();
+    let mut live = Vec::new();
+    for (index, node) in draft.nodes.iter().enumerate().rev() {
+        if node.outputs.iter().any(|output| wanted.contains(output)) {
+            wanted.extend(node.inputs.iter().flatten());
+            live.push(index);
+        }
+    }
+    live.reverse();
+    live
+}
+
+/// The node that makes the first output, if it is a softmax over the classes whose result nobody else needs.
+fn final_softmax(
+    draft: &Draft,
+    graph: &Graph,
+    outputs: &[usize],
+    live: &[usize],
+    order: &[usize],
+) -> Option<usize> {
+    let id = order
+        .iter()
+        .position(|&position| draft.nodes[live[position]].outputs.first() == outputs.first())?;
+    let alone = graph.values[graph.outputs[0]].consumers.is_empty();
+    (draft.nodes[live[order[id]]].softmax && alone).then_some(id)
+}
+
+/// A graph under construction.
+struct Assembly<'a> {
+    draft: &'a Draft,
+    graph: Graph,
+    /// Number of each draft value that is used.
+    ids: HashMap<usize, ValueId>,
+}
+
+impl<'a> Assembly<'a> {
+    fn new(model: &Model, draft: &'a Draft, batch_size: usize) -> Self {
+        let graph = Graph {
+            path: model.path().into(),
+            nodes: Vec::new(),
+            values: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            constants: BTreeMap::new(),
+            parameters: Vec::new(),
+            parameter_values: Vec::new(),
+            states: Vec::new(),
+            state_values: Vec::new(),
+            layers: Vec::new(),
+            batch_size,
+            final_softmax: None,
+        };
+        Assembly {
+            draft,
+            graph,
+            ids: HashMap::new(),
+        }
+    }
+
+    /// The number of a value, given at its first use.
+    fn value(&mut self, index: usize) -> ValueId {
+        if let Some(&id) = self.ids.get(&index) {
+            return id;
+        }
+        let draft = &self.draft.values[index];
+        let id = self.graph.values.len();
+        let origin = match &draft.kind {
+            Kind::Input => Origin::Input,
+            Kind::Computed => Origin::Node(self.graph.nodes.len()),
+            Kind::Parameter(tensor) => {
+                let constant_fill =
+                    tensor.shape().len() >= 2 && tensor.f32s().windows(2).all(|w| w[0] == w[1]);
+                let (name, tensor) = (draft.name.clone(), tensor.clone());
+                self.graph.parameters.push(Parameter {
+                    name,
+                    value: id,
+                    tensor,
+                    constant_fill,
+                });
+                self.graph.parameter_values.push(id);
+                Origin::Parameter(self.graph.parameters.len() - 1)
+            }
+            Kind::State(tensor) => {
+                self.graph.states.push(State {
+                    name: draft.name.clone(),
+                    value: id,
+                    tensor: tensor.clone(),
+                });
+                self.graph.state_values.push(id);
+                Origin::State(self.graph.states.len() - 1)
+            }
+            Kind::Constant(tensor, _) => {
+                self.graph.constants.insert(id, tensor.clone());
+                Origin::Constant
+            }
+        };
+        self.graph.values.push(Value {
+            name: draft.name.clone(),
+            ty: draft.ty.clone(),
+            origin,
+            consumers: Vec::new(),
+            needs_gradient: draft.needs_gradient,
+        });
+        self.ids.insert(index, id);
+        id
+    }
+
+    fn node(&mut self, index: usize) {
+        let draft = &self.draft.nodes[index];
+        let inputs: Vec<Option<ValueId>> = draft
+            .inputs
+            .iter()
+            .map(|input| input.map(|input| self.value(input)))
+            .collect();
+        let outputs: Vec<Option<ValueId>> = draft
+            .outputs
+            .iter()
+            .map(|&output| Some(self.value(output)))
+            .collect();
+        let id = self.graph.nodes.len();
+        for &input in inputs.iter().flatten() {
+            let consumers = &mut self.graph.values[input].consumers;
+            if consumers.last() != Some(&id) {
+                consumers.push(id);
+            }
+        }
+        self.graph.nodes.push(Node {
+            name: draft.name.clone(),
+            op: draft.op.clone(),
+            inputs,
+            outputs,
+        });
+    }
+}

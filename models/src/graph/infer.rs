@@ -1,0 +1,493 @@
+//! Types of all values, constants, and which constants are weights, by building operators in order.
+//!
+//! Whether an initializer is a weight shows when an operator says so; until then it is a constant that
+//! may have been folded through a transpose. So the walk is repeated with what it found until it finds
+//! nothing new: then weights are values of their own and everything computed from them is a node.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::nodes::RawNode;
+use super::{BuildOptions, GraphErrorKind, rebatch};
+use crate::device::Device;
+use crate::onnx::Model;
+use crate::ops::{self, Attribute, Context, NodeSpec, Operator, ValueType};
+use crate::tensor::{DType, Tensor};
+
+/// Largest constant that is computed while a graph is built.
+const MAX_CONSTANT_BYTES: usize = 1 << 32;
+
+/// What a value is.
+#[derive(Clone, Debug)]
+pub(super) enum Kind {
+    Input,
+    Parameter(Tensor),
+    State(Tensor),
+    /// Folded, with the leaves (initializers or constant nodes) whose elements it only moves around.
+    Constant(Tensor, BTreeSet<String>),
+    Computed,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct DraftValue {
+    pub name: String,
+    pub ty: ValueType,
+    pub kind: Kind,
+    /// A parameter, or a float computed from one.
+    pub needs_gradient: bool,
+}
+
+/// A node that has to run; values by their position in [`Draft::values`].
+#[derive(Debug)]
+pub(super) struct DraftNode {
+    pub name: String,
+    pub op: Arc<dyn Operator>,
+    pub inputs: Vec<Option<usize>>,
+    pub outputs: Vec<usize>,
+    /// Whether it is a softmax over the classes, axis 1.
+    pub softmax: bool,
+}
+
+/// The graph before dead nodes are dropped and layers are found.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    pub values: Vec<DraftValue>,
+    pub nodes: Vec<DraftNode>,
+    names: HashMap<String, usize>,
+}
+
+impl Draft {
+    /// The value that the file calls by this name; nodes that only pass a value on share it.
+    pub fn named(&self, name: &str) -> Option<usize> {
+        self.names.get(name).copied()
+    }
+
+    fn shape_of(&self, name: &str) -> Option<&[usize]> {
+        self.named(name)
+            .map(|index| self.values[index].ty.shape.as_slice())
+    }
+}
+
+/// Names of leaves by the role that operators give them.
+#[derive(Clone, Debug, Default)]
+struct Roles {
+    parameters: BTreeSet<String>,
+    states: BTreeSet<String>,
+}
+
+/// What inference works on.
+pub(super) struct Inference<'a> {
+    pub model: &'a Model,
+    pub nodes: &'a [RawNode<'a>],
+    pub options: &'a BuildOptions,
+    /// Runs operators on constants.
+    pub device: &'a dyn Device,
+    /// The same model with the batch size it was exported with, if another one is asked for.
+    pub exported: Option<&'a Draft>,
+}
+
+impl Inference<'_> {
+    /// Types everything, given the types of the data inputs.
+    pub fn run(&self, inputs: &[(&str, ValueType)]) -> Result<Draft, GraphErrorKind> {
+        let mut roles = Roles::default();
+        loop {
+            let mut walk = Walk {
+                inference: self,
+                roles: &roles,
+                draft: Draft::default(),
+                found: roles.clone(),
+            };
+            for (name, ty) in inputs {
+                walk.add(name, ty.clone(), Kind::Input);
+            }
+            for node in self.nodes {
+                walk.node(node)?;
+            }
+            let Walk { draft, found, .. } = walk;
+            if found.parameters.len() == roles.parameters.len()
+                && found.states.len() == roles.states.len()
+            {
+                return Ok(draft);
+            }
+            roles = found;
+        }
+    }
+}
+
+struct Walk<'a> {
+    inference: &'a Inference<'a>,
+    roles: &'a Roles,
+    draft: Draft,
+    found: Roles,
+}
+
+impl Walk<'_> {
+    fn add(&mut self, name: &str, ty: ValueType, kind: Kind) -> usize {
+        let index = self.draft.values.len();
+        let needs_gradient = matches!(kind, Kind::Parameter(_));
+        self.draft.values.push(DraftValue {
+            name: name.into(),
+            ty,
+            kind,
+            needs_gradient,
+        });
+        self.draft.names.insert(name.into(), index);
+        index
+    }
+
+    /// An initializer or the output of a node that holds a constant.
+    fn add_leaf(&mut self, name: &str, tensor: Tensor) -> usize {
+        let ty = type_of(&tensor);
+        let kind = if self.roles.parameters.contains(name) {
+            Kind::Parameter(tensor)
+        } else if self.roles.states.contains(name) {
+            Kind::State(tensor)
+        } else {
+            let candidate = ty.dtype == DType::F32 && !ty.shape.is_empty();
+            Kind::Constant(
+                tensor,
+                candidate.then(|| name.to_string()).into_iter().collect(),
+            )
+        };
+        self.add(name, ty, kind)
+    }
+
+    fn lookup(&mut self, name: &str, node: &RawNode<'_>) -> Result<Option<usize>, GraphErrorKind> {
+        if name.is_empty() {
+            return Ok(None);
+        }
+        if let Some(index) = self.draft.named(name) {
+            return Ok(Some(index));
+        }
+        match self.inference.model.initializers().get(name) {
+            Some(tensor) => Ok(Some(self.add_leaf(name, tensor.clone()))),
+            None => Err(GraphErrorKind::MissingValue {
+                node: node.name.clone(),
+                value: name.into(),
+            }),
+        }
+    }
+
+    /// A name for a value that the file has none for.
+    fn unnamed(&self, node: &str, what: &str) -> String {
+        let mut name = format!("{node}:{what}");
+        while self.draft.names.contains_key(&name) || self.is_initializer(&name) {
+            name.push('\'');
+        }
+        name
+    }
+
+    fn constant(&self, index: usize) -> Option<&Tensor> {
+        match &self.draft.values[index].kind {
+            Kind::Constant(tensor, _) => Some(tensor),
+            _ => None,
+        }
+    }
+
+    fn leaves_of(&self, index: usize) -> BTreeSet<String> {
+        match &self.draft.values[index].kind {
+            Kind::Constant(_, leaves) => leaves.clone(),
+            _ => BTreeSet::new(),
+        }
+    }
+
+    fn node(&mut self, node: &RawNode<'_>) -> Result<(), GraphErrorKind> {
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for name in &node.inputs {
+            inputs.push(self.lookup(name, node)?);
+        }
+        let output = node.outputs.first().copied().unwrap_or_default();
+        match (node.op_type, inputs.first()) {
+            // Exporters give equal parameters one initializer and tell them apart by Identity nodes:
+            // they are parameters of their own, and training must not tie them.
+            ("Identity", Some(_)) if self.is_initializer(node.inputs[0]) => {
+                self.add_leaf(
+                    output,
+                    self.inference.model.initializers()[node.inputs[0]].clone(),
+                );
+                return Ok(());
+            }
+            ("Identity" | "Dropout", Some(&Some(input))) if self.passes_on(node) => {
+                self.draft.names.insert(output.into(), input);
+                return Ok(());
+            }
+            ("Reshape", _) => self.rebatch(node, &mut inputs),
+            _ => {}
+        }
+
+        let constants: Vec<Option<Tensor>> = inputs
+            .iter()
+            .map(|input| input.and_then(|input| self.constant(input).cloned()))
+            .collect();
+        let types: Vec<_> = inputs
+            .iter()
+            .map(|input| input.map(|input| self.draft.values[input].ty.clone()))
+            .collect();
+        let op = ops::build(&NodeSpec {
+            name: &node.name,
+            op_type: node.op_type,
+            opset: self.inference.model.opset(),
+            attributes: &node.attributes,
+            inputs: &types,
+            constants: &constants,
+            outputs: node.outputs.len(),
+            training_form: self.inference.options.training,
+        })?;
+        let known = inputs
+            .iter()
+            .zip(&constants)
+            .all(|(input, constant)| input.is_none() || constant.is_some());
+        let fold = known || node.op_type == "Shape";
+        let names = self.output_names(
+            node,
+            &*op,
+            if fold {
+                MAX_CONSTANT_BYTES
+            } else {
+                isize::MAX as usize
+            },
+        )?;
+        if fold {
+            self.fold(node, &*op, &inputs, constants, &names);
+        } else {
+            self.compute(node, op, inputs, &names);
+        }
+        Ok(())
+    }
+
+    /// Names of an operator's outputs, whose sizes are checked.
+    fn output_names(
+        &self,
+        node: &RawNode<'_>,
+        op: &dyn Operator,
+        max_bytes: usize,
+    ) -> Result<Vec<String>, GraphErrorKind> {
+        let mut names = Vec::with_capacity(op.outputs().len());
+        for (index, ty) in op.outputs().iter().enumerate() {
+            let name = match node.outputs.get(index) {
+                Some(name) if !name.is_empty() => name.to_string(),
+                _ => self.unnamed(&node.name, &index.to_string()),
+            };
+            let bytes = ty
+                .shape
+                .iter()
+                .try_fold(ty.dtype.size(), |bytes, &extent| bytes.checked_mul(extent));
+            if bytes.is_none_or(|bytes| bytes > max_bytes) {
+                return Err(GraphErrorKind::TooLarge {
+                    node: node.name.clone(),
+                    value: name,
+                    shape: ty.shape.clone(),
+                });
+            }
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    /// Runs an operator whose inputs are constant (or, for Shape, only matter by their type).
+    fn fold(
+        &mut self,
+        node: &RawNode<'_>,
+        op: &dyn Operator,
+        inputs: &[Option<usize>],
+        constants: Vec<Option<Tensor>>,
+        names: &[String],
+    ) {
+        let leaves = self.moved_leaves(node, inputs);
+        let cx = Context {
+            device: self.inference.device,
+            training: false,
+            seed: 0,
+            first_sample: 0,
+        };
+        for (name, tensor) in names.iter().zip(op.forward(&cx, constants).outputs) {
+            if matches!(node.op_type, "Constant" | "ConstantOfShape") {
+                self.add_leaf(name, tensor);
+            } else {
+                self.add(
+                    name,
+                    type_of(&tensor),
+                    Kind::Constant(tensor, leaves.clone()),
+                );
+            }
+        }
+    }
+
+    /// Adds a node that runs, and notes which of its constants are weights and running statistics.
+    fn compute(
+        &mut self,
+        node: &RawNode<'_>,
+        op: Box<dyn Operator>,
+        inputs: Vec<Option<usize>>,
+        names: &[String],
+    ) {
+        let mut needs_gradient = inputs
+            .iter()
+            .flatten()
+            .any(|&input| self.draft.values[input].needs_gradient);
+        for &position in op.weights() {
+            if let Some(Some(input)) = inputs.get(position)
+                && self.is_weight(node.op_type, *input, needs_gradient)
+            {
+                needs_gradient = true;
+                self.found.parameters.extend(self.leaves_of(*input));
+            }
+        }
+        for &(_, position) in op.state_updates() {
+            if let Some(Some(input)) = inputs.get(position) {
+                self.found.states.extend(self.leaves_of(*input));
+            }
+        }
+        let updated: Vec<usize> = op
+            .state_updates()
+            .iter()
+            .map(|&(output, _)| output)
+            .collect();
+        let types = op.outputs().to_vec();
+        let mut outputs = Vec::with_capacity(names.len());
+        for (position, (name, ty)) in names.iter().zip(types).enumerate() {
+            let differentiable = ty.dtype == DType::F32 && !updated.contains(&position);
+            let index = self.add(name, ty, Kind::Computed);
+            self.draft.values[index].needs_gradient = needs_gradient && differentiable;
+            outputs.push(index);
+        }
+        let softmax = matches!(node.op_type, "Softmax" | "LogSoftmax")
+            && self.is_over_classes(node, outputs[0]);
+        self.draft.nodes.push(DraftNode {
+            name: node.name.clone(),
+            op: op.into(),
+            inputs,
+            outputs,
+            softmax,
+        });
+    }
+
+    /// Whether a constant in a weight's place of an operator is one.
+    ///
+    /// For additions and products that place may also hold what is no weight: normalisation of the data
+    /// (before any parameter), attention masks (with the lowest float in them), scale factors (one
+    /// element). A subtrahend or divisor is never one.
+    fn is_weight(&self, op_type: &str, index: usize, after_parameters: bool) -> bool {
+        let Kind::Constant(tensor, leaves) = &self.draft.values[index].kind else {
+            return false;
+        };
+        if leaves.is_empty() {
+            return false;
+        }
+        let is_mask = || {
+            tensor
+                .f32s()
+                .iter()
+                .any(|value| !value.is_finite() || *value <= f32::MIN / 2.0)
+        };
+        match op_type {
+            "Add" => after_parameters && !is_mask(),
+            "Mul" => after_parameters && tensor.len() > 1 && !is_mask(),
+            "Sub" | "Div" => false,
+            _ => true,
+        }
+    }
+
+    fn is_initializer(&self, name: &str) -> bool {
+        self.inference.model.initializers().contains_key(name)
+    }
+
+    /// Whether a node only passes its input on: Identity, and Dropout in the form that exporters write
+    /// for inference, unless dropout is switched on.
+    fn passes_on(&self, node: &RawNode<'_>) -> bool {
+        if node.op_type == "Identity" {
+            return true;
+        }
+        let mask_used = node.outputs.get(1).is_some_and(|name| !name.is_empty());
+        let training = match node.inputs.get(2) {
+            Some(name) if !name.is_empty() => {
+                let mode = self
+                    .draft
+                    .named(name)
+                    .and_then(|index| self.constant(index));
+                mode.is_none_or(|mode| mode.raw().iter().any(|&byte| byte != 0))
+            }
+            _ => self.inference.options.training,
+        };
+        !mask_used && !training
+    }
+
+    /// Leaves whose elements a folded node only moves around.
+    fn moved_leaves(&self, node: &RawNode<'_>, inputs: &[Option<usize>]) -> BTreeSet<String> {
+        const MOVES: &[&str] = &[
+            "Concat",
+            "Flatten",
+            "Identity",
+            "Reshape",
+            "Slice",
+            "Split",
+            "Squeeze",
+            "Transpose",
+            "Unsqueeze",
+        ];
+        if !MOVES.contains(&node.op_type) {
+            return BTreeSet::new();
+        }
+        inputs
+            .iter()
+            .flatten()
+            .flat_map(|&input| self.leaves_of(input))
+            .collect()
+    }
+
+    /// Whether a softmax runs over axis 1, where the classes are.
+    fn is_over_classes(&self, node: &RawNode<'_>, output: usize) -> bool {
+        let shape = &self.draft.values[output].ty.shape;
+        let axis = match node.attributes.get("axis") {
+            Some(Attribute::Int(axis)) => Some(*axis),
+            _ => None,
+        };
+        let is_one = |axis: i64| axis == 1 || axis + shape.len() as i64 == 1;
+        if self.inference.model.opset() >= 13 {
+            return is_one(axis.unwrap_or(-1));
+        }
+        // Before opset 13 it ran over all axes from there on, taken together.
+        is_one(axis.unwrap_or(1)) && shape.iter().skip(2).all(|&extent| extent == 1)
+    }
+
+    /// Replaces a reshape's target shape in which the exported batch size stands.
+    fn rebatch(&mut self, node: &RawNode<'_>, inputs: &mut [Option<usize>]) {
+        let (Some(exported), [Some(data), Some(target)]) = (self.inference.exported, &*inputs)
+        else {
+            return;
+        };
+        let value = &self.draft.values[*data];
+        let old_output = node
+            .outputs
+            .first()
+            .and_then(|name| exported.shape_of(name));
+        let (Some(old_input), Some(old_output)) = (exported.shape_of(&value.name), old_output)
+        else {
+            return;
+        };
+        let Some(shape) = self
+            .constant(*target)
+            .filter(|target| target.dtype() == DType::I64)
+        else {
+            return;
+        };
+        if let Some(shape) =
+            rebatch::reshape_target(shape.i64s(), old_input, old_output, &value.ty.shape)
+        {
+            let target = Tensor::from_i64(&[shape.len()], shape);
+            let name = self.unnamed(&node.name, "target");
+            inputs[1] = Some(self.add(
+                &name,
+                type_of(&target),
+                Kind::Constant(target, BTreeSet::new()),
+            ));
+        }
+    }
+}
+
+fn type_of(tensor: &Tensor) -> ValueType {
+    ValueType {
+        dtype: tensor.dtype(),
+        shape: tensor.shape().to_vec(),
+    }
+}
