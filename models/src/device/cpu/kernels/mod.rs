@@ -1,0 +1,44 @@
+//! Loops over slices that do the CPU device's heavy work.
+//!
+//! Every product of matrices, convolutions included, runs through one register tile ([`tile`]). Kernels
+//! are generic over `pulp::Simd` and pick the widest instruction set of the machine at run time: AVX-512,
+//! AVX2 with FMA, NEON, else scalar code.
+//!
+//! A generic function that `pulp` dispatches into must be inlined to keep the instruction set's features;
+//! that is why so much here is `#[inline(always)]`.
+
+mod block;
+pub mod conv;
+pub mod matmul;
+mod patches;
+mod pack;
+mod scratch;
+mod tile;
+
+#[cfg(test)]
+mod testing {
+    //! What the tests of several kernels need.
+
+    /// `n` repeatable values in -0.5..0.5.
+    pub fn values(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            state as f32 / u32::MAX as f32 - 0.5
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    /// Every element within `tolerance` times the largest expected one.
+    #[track_caller]
+    pub fn assert_close(what: &str, actual: &[f32], expected: &[f64], tolerance: f64) {
+        assert_eq!(actual.len(), expected.len(), "{what}");
+        let scale = expected.iter().fold(1.0f64, |scale, x| scale.max(x.abs()));
+        for (i, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
+            let error = (f64::from(actual) - expected).abs();
+            assert!(error <= tolerance * scale, "{what}: element {i} is {actual}, not {expected}");
+        }
+    }
+}
