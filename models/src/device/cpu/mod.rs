@@ -1,5 +1,6 @@
 //! The CPU: primitives as thin calls of functions over slices.
 
+pub mod kernels;
 pub mod reference;
 
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use super::pool::{self, Memory};
 use super::{BatchNormBackward, BatchNormForward, Device, LossOutput};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
-use reference::{elementwise, layout, loss, matrix, norm, pool as pooling};
+use kernels::{conv, matmul};
+use reference::{elementwise, layout, loss, norm, pool as pooling};
 
 /// A CPU worker's device: a pool of memory and a number of cores.
 pub struct CpuDevice {
@@ -136,14 +138,14 @@ impl Device for CpuDevice {
             Some(c) => self.owned(c).into_shape(&shape),
             None => self.floats(&shape),
         };
-        matrix::gemm(p, a.f32s(), b.f32s(), out(&mut c));
+        matmul::gemm(p, a.f32s(), b.f32s(), out(&mut c));
         c
     }
 
     fn conv(&self, p: &Conv, input: &Tensor, filter: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let [h, w] = p.window.output;
         let mut output = self.floats(&[p.batch, p.out_channels, h, w]);
-        matrix::conv(
+        conv::forward(
             p,
             input.f32s(),
             filter.f32s(),
@@ -156,14 +158,14 @@ impl Device for CpuDevice {
     fn conv_backward_data(&self, p: &Conv, filter: &Tensor, grad: &Tensor) -> Tensor {
         let [h, w] = p.window.input;
         let mut input_grad = self.floats(&[p.batch, p.in_channels, h, w]);
-        matrix::conv_backward_data(p, filter.f32s(), grad.f32s(), out(&mut input_grad));
+        conv::backward_data(p, filter.f32s(), grad.f32s(), out(&mut input_grad));
         input_grad
     }
 
     fn conv_backward_filter(&self, p: &Conv, input: &Tensor, grad: &Tensor) -> Tensor {
         let [h, w] = p.window.kernel;
         let mut filter_grad = self.floats(&[p.out_channels, p.in_channels / p.groups, h, w]);
-        matrix::conv_backward_filter(p, input.f32s(), grad.f32s(), out(&mut filter_grad));
+        conv::backward_filter(p, input.f32s(), grad.f32s(), out(&mut filter_grad));
         filter_grad
     }
 

@@ -46,17 +46,26 @@ pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f
     let (to, from) = (p.in_channels / p.groups, p.out_channels / p.groups);
     let taps = p.window.kernel[0] * p.window.kernel[1];
     if p.window.strides != [1, 1] {
-        Arch::new().dispatch(Scatter { p, filter, grad, input_grad });
+        Arch::new().dispatch(Scatter {
+            p,
+            filter,
+            grad,
+            input_grad,
+        });
         return;
     }
     scratch::with(filter.len(), |turned| {
-        for (turned, filter) in
-            turned.chunks_exact_mut(to * from * taps).zip(filter.chunks_exact(to * from * taps))
+        for (turned, filter) in turned
+            .chunks_exact_mut(to * from * taps)
+            .zip(filter.chunks_exact(to * from * taps))
         {
             for (t, turned) in turned.chunks_exact_mut(from * taps).enumerate() {
                 for (f, turned) in turned.chunks_exact_mut(taps).enumerate() {
                     let taps_of = &filter[(f * to + t) * taps..][..taps];
-                    turned.iter_mut().zip(taps_of.iter().rev()).for_each(|(to, &from)| *to = from);
+                    turned
+                        .iter_mut()
+                        .zip(taps_of.iter().rev())
+                        .for_each(|(to, &from)| *to = from);
                 }
             }
         }
@@ -79,7 +88,12 @@ pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f
 /// # Panics
 /// If a slice's length does not fit the sizes.
 pub fn backward_filter(p: &Conv, input: &[f32], grad: &[f32], filter_grad: &mut [f32]) {
-    Arch::new().dispatch(Filter { p, input, grad, filter_grad });
+    Arch::new().dispatch(Filter {
+        p,
+        input,
+        grad,
+        filter_grad,
+    });
 }
 
 struct Forward<'a> {
@@ -102,7 +116,11 @@ impl WithSimd for Forward<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let g = self.geometry;
-        let (m, k, n) = (self.to_channels, self.from_channels * g.taps(), g.positions());
+        let (m, k, n) = (
+            self.to_channels,
+            self.from_channels * g.taps(),
+            g.positions(),
+        );
         if m * n * self.batch * self.groups == 0 {
             return;
         }
@@ -116,70 +134,85 @@ impl WithSimd for Forward<'_> {
         let n_block = PANELS * VECTORS * S::F32_LANES;
         // Filter rows a multiple of 1 KiB apart would compete for the same cache sets.
         let filter_row = if k % 256 == 0 { k + 16 } else { k };
-        let filter_size = if filter_row == k { 0 } else { self.groups * m * filter_row };
+        let filter_size = if filter_row == k {
+            0
+        } else {
+            self.groups * m * filter_row
+        };
         let layout = Layout::new(g);
         let image_size = layout.len::<S>(self.from_channels).next_multiple_of(16);
         let mut moves = Vec::new();
-        scratch::with(filter_size + image_size + k_block * n_block + S::F32_LANES, |memory| {
-            let (spread, memory) = memory.split_at_mut(filter_size);
-            let (image_memory, panels) = memory.split_at_mut(image_size);
-            let filter = if spread.is_empty() {
-                self.filter.as_ptr()
-            } else {
-                let from = Matrix { data: self.filter.as_ptr(), row: k, column: 1 };
-                // SAFETY: groups * m rows of k elements on both sides.
-                unsafe { copy(from, self.groups * m, k, spread.as_mut_ptr(), filter_row) };
-                spread.as_ptr()
-            };
-            for (i, result) in self.output.chunks_exact_mut(result_len).enumerate() {
-                let group = i % self.groups;
-                let images = &self.input[i * image_len..];
-                let image = layout.lay_out(simd, images, self.from_channels, image_memory);
-                for n0 in (0..n).step_by(n_block) {
-                    let n_len = n_block.min(n - n0);
-                    for k0 in (0..k).step_by(k_block) {
-                        let k_len = k_block.min(k - k0);
-                        for (j, columns) in Panels::new::<S>(n_len) {
-                            let patches = Patches {
-                                layout: &layout,
-                                image,
-                                first_row: k0,
-                                rows: k_len,
-                                first_column: n0 + j,
-                                columns,
-                                to: panels[k_len * j..].as_mut_ptr(),
-                                to_row: columns.next_multiple_of(S::F32_LANES),
-                                moves: &mut moves,
-                            };
-                            // SAFETY: panels lie one behind the other and a vector follows the last.
-                            unsafe { patches.pack(simd) };
-                        }
-                        for m0 in (0..m).step_by(M_BLOCK) {
-                            let rows = filter.wrapping_add((group * m + m0) * filter_row + k0);
-                            let block = Block {
-                                m: M_BLOCK.min(m - m0),
-                                n: n_len,
-                                k: k_len,
-                                a: Matrix { data: rows, row: filter_row, column: 1 },
-                                panels: panels.as_ptr(),
-                                c: result[m0 * n + n0..].as_mut_ptr(),
-                                c_row: n,
-                                alpha: 1.0,
-                                start: match self.bias {
-                                    _ if k0 > 0 => Start::Add,
-                                    Some(bias) => Start::Bias(bias[group * m + m0..].as_ptr()),
-                                    None => Start::Zero,
-                                },
-                                stream: false,
-                                next: None,
-                            };
-                            // SAFETY: the filter, the panels and the result were measured above.
-                            unsafe { block.multiply(simd) };
+        scratch::with(
+            filter_size + image_size + k_block * n_block + S::F32_LANES,
+            |memory| {
+                let (spread, memory) = memory.split_at_mut(filter_size);
+                let (image_memory, panels) = memory.split_at_mut(image_size);
+                let filter = if spread.is_empty() {
+                    self.filter.as_ptr()
+                } else {
+                    let from = Matrix {
+                        data: self.filter.as_ptr(),
+                        row: k,
+                        column: 1,
+                    };
+                    // SAFETY: groups * m rows of k elements on both sides.
+                    unsafe { copy(from, self.groups * m, k, spread.as_mut_ptr(), filter_row) };
+                    spread.as_ptr()
+                };
+                for (i, result) in self.output.chunks_exact_mut(result_len).enumerate() {
+                    let group = i % self.groups;
+                    let images = &self.input[i * image_len..];
+                    let image = layout.lay_out(simd, images, self.from_channels, image_memory);
+                    for n0 in (0..n).step_by(n_block) {
+                        let n_len = n_block.min(n - n0);
+                        for k0 in (0..k).step_by(k_block) {
+                            let k_len = k_block.min(k - k0);
+                            for (j, columns) in Panels::new::<S>(n_len) {
+                                let patches = Patches {
+                                    layout: &layout,
+                                    image,
+                                    first_row: k0,
+                                    rows: k_len,
+                                    first_column: n0 + j,
+                                    columns,
+                                    to: panels[k_len * j..].as_mut_ptr(),
+                                    to_row: columns.next_multiple_of(S::F32_LANES),
+                                    moves: &mut moves,
+                                };
+                                // SAFETY: panels lie one behind the other and a vector follows the last.
+                                unsafe { patches.pack(simd) };
+                            }
+                            for m0 in (0..m).step_by(M_BLOCK) {
+                                let rows = filter.wrapping_add((group * m + m0) * filter_row + k0);
+                                let block = Block {
+                                    m: M_BLOCK.min(m - m0),
+                                    n: n_len,
+                                    k: k_len,
+                                    a: Matrix {
+                                        data: rows,
+                                        row: filter_row,
+                                        column: 1,
+                                    },
+                                    panels: panels.as_ptr(),
+                                    c: result[m0 * n + n0..].as_mut_ptr(),
+                                    c_row: n,
+                                    alpha: 1.0,
+                                    start: match self.bias {
+                                        _ if k0 > 0 => Start::Add,
+                                        Some(bias) => Start::Bias(bias[group * m + m0..].as_ptr()),
+                                        None => Start::Zero,
+                                    },
+                                    stream: false,
+                                    next: None,
+                                };
+                                // SAFETY: the filter, the panels and the result were measured above.
+                                unsafe { block.multiply(simd) };
+                            }
                         }
                     }
                 }
-            }
-        });
+            },
+        );
     }
 }
 
@@ -211,7 +244,11 @@ impl WithSimd for Filter<'_> {
         // sample's or all of several samples'.
         let parts = positions.div_ceil(K_BLOCK).max(1);
         let part = positions.div_ceil(parts).max(1);
-        let samples = if parts > 1 { 1 } else { (K_BLOCK / part).clamp(1, p.batch.max(1)) };
+        let samples = if parts > 1 {
+            1
+        } else {
+            (K_BLOCK / part).clamp(1, p.batch.max(1))
+        };
         let row = (samples * part).next_multiple_of(16) + 16;
         let panel_size = samples * part * n.next_multiple_of(S::F32_LANES);
         let layout = Layout::new(g);
@@ -239,11 +276,24 @@ impl WithSimd for Filter<'_> {
                         let q_len = part.min(positions - q0);
                         let k = s_len * q_len;
                         for s in 0..s_len {
-                            let grad = &self.grad[((s0 + s) * p.groups + group) * grad_len..][..grad_len];
-                            let grad = Matrix { data: grad.as_ptr(), row: 1, column: positions };
+                            let grad =
+                                &self.grad[((s0 + s) * p.groups + group) * grad_len..][..grad_len];
+                            let grad = Matrix {
+                                data: grad.as_ptr(),
+                                row: 1,
+                                column: positions,
+                            };
                             // SAFETY: a panel of k rows takes q_len rows of each sample.
                             unsafe {
-                                pack_panels(simd, grad.at(q0, 0), n, q_len, panels.as_mut_ptr(), k, s * q_len);
+                                pack_panels(
+                                    simd,
+                                    grad.at(q0, 0),
+                                    n,
+                                    q_len,
+                                    panels.as_mut_ptr(),
+                                    k,
+                                    s * q_len,
+                                );
                             }
                         }
                         for m0 in (0..m).step_by(M_BLOCK) {
@@ -267,7 +317,11 @@ impl WithSimd for Filter<'_> {
                                 m: m_len,
                                 n,
                                 k,
-                                a: Matrix { data: patches.as_ptr(), row, column: 1 },
+                                a: Matrix {
+                                    data: patches.as_ptr(),
+                                    row,
+                                    column: 1,
+                                },
                                 panels: panels.as_ptr(),
                                 c: result[m0 * n..].as_mut_ptr(),
                                 c_row: n,
@@ -281,7 +335,11 @@ impl WithSimd for Filter<'_> {
                         }
                     }
                 }
-                let from = Matrix { data: result.as_ptr(), row: 1, column: n };
+                let from = Matrix {
+                    data: result.as_ptr(),
+                    row: 1,
+                    column: n,
+                };
                 let to = self.filter_grad[group * m * n..][..m * n].as_mut_ptr();
                 // SAFETY: n rows of m elements on both sides.
                 unsafe { copy(from, n, m, to, m) };
@@ -329,8 +387,16 @@ impl WithSimd for Scatter<'_> {
                         m,
                         n: n_len,
                         k,
-                        a: Matrix { data: filter.as_ptr(), row: 1, column: m },
-                        b: Matrix { data: grad[n0..].as_ptr(), row: n, column: 1 },
+                        a: Matrix {
+                            data: filter.as_ptr(),
+                            row: 1,
+                            column: m,
+                        },
+                        b: Matrix {
+                            data: grad[n0..].as_ptr(),
+                            row: n,
+                            column: 1,
+                        },
                         c: patches.as_mut_ptr(),
                         c_row: n_len,
                         alpha: 1.0,
@@ -346,8 +412,11 @@ impl WithSimd for Scatter<'_> {
                             if (h_first..h_end).contains(&oh) && w_first < w_end {
                                 let ih = ((oh * g.strides[0]) as isize + h_shift) as usize;
                                 let iw = ((w_first * g.strides[1]) as isize + w_shift) as usize;
-                                let row = plane[ih * g.input[1] + iw..].iter_mut().step_by(g.strides[1]);
-                                row.zip(&patch[w_first..w_end]).for_each(|(to, &from)| *to += from);
+                                let row = plane[ih * g.input[1] + iw..]
+                                    .iter_mut()
+                                    .step_by(g.strides[1]);
+                                row.zip(&patch[w_first..w_end])
+                                    .for_each(|(to, &from)| *to += from);
                             }
                         }
                     }
@@ -362,7 +431,9 @@ fn reach(g: &Geometry, axis: usize, tap: usize) -> (usize, usize, isize) {
     let stride = g.strides[axis] as isize;
     let shift = (tap * g.dilations[axis]) as isize - g.pads[axis];
     let bound = |end: isize| {
-        (end - shift + stride - 1).div_euclid(stride).clamp(0, g.output[axis] as isize) as usize
+        (end - shift + stride - 1)
+            .div_euclid(stride)
+            .clamp(0, g.output[axis] as isize) as usize
     };
     (bound(0), bound(g.input[axis] as isize), shift)
 }
@@ -371,66 +442,35 @@ fn reach(g: &Geometry, axis: usize, tap: usize) -> (usize, usize, isize) {
 mod tests {
     use super::*;
     use crate::device::cpu::kernels::testing::{assert_close, values};
+    use crate::device::cpu::reference::matrix;
     use crate::device::params::Window;
-
-    /// Calls `f(output index, input index, filter index)` for every product in the definition.
-    fn for_each_term(p: &Conv, mut f: impl FnMut(usize, usize, usize)) {
-        let w = &p.window;
-        let (from, to) = (p.in_channels / p.groups, p.out_channels / p.groups);
-        for sample in 0..p.batch {
-            for out_channel in 0..p.out_channels {
-                for c in 0..from {
-                    let in_channel = out_channel / to * from + c;
-                    for at in 0..w.output[0] * w.output[1] {
-                        for tap in 0..w.kernel[0] * w.kernel[1] {
-                            let place = |axis: usize, at: usize, tap: usize| {
-                                (at * w.strides[axis] + tap * w.dilations[axis])
-                                    .checked_sub(w.pads_begin[axis])
-                                    .filter(|&i| i < w.input[axis])
-                            };
-                            let row = place(0, at / w.output[1], tap / w.kernel[1]);
-                            let column = place(1, at % w.output[1], tap % w.kernel[1]);
-                            if let (Some(row), Some(column)) = (row, column) {
-                                f(
-                                    (sample * p.out_channels + out_channel) * w.output[0] * w.output[1] + at,
-                                    ((sample * p.in_channels + in_channel) * w.input[0] + row) * w.input[1] + column,
-                                    (out_channel * from + c) * w.kernel[0] * w.kernel[1] + tap,
-                                );
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
 
     fn check(p: &Conv) {
         let w = &p.window;
-        let input = values(p.batch * p.in_channels * w.input[0] * w.input[1], 1);
-        let filter = values(p.out_channels * p.in_channels / p.groups * w.kernel[0] * w.kernel[1], 2);
+        let area = |extent: [usize; 2]| extent[0] * extent[1];
+        let input = values(p.batch * p.in_channels * area(w.input), 1);
+        let filter = values(
+            p.out_channels * p.in_channels / p.groups * area(w.kernel),
+            2,
+        );
         let bias = values(p.out_channels, 3);
-        let positions = w.output[0] * w.output[1];
-        let grad = values(p.batch * p.out_channels * positions, 4);
+        let grad = values(p.batch * p.out_channels * area(w.output), 4);
 
-        let mut expected: Vec<f64> =
-            (0..grad.len()).map(|i| f64::from(bias[i / positions % p.out_channels])).collect();
-        let mut input_grad = vec![0.0; input.len()];
-        let mut filter_grad = vec![0.0; filter.len()];
-        for_each_term(p, |o, i, f| {
-            expected[o] += f64::from(input[i]) * f64::from(filter[f]);
-            input_grad[i] += f64::from(grad[o]) * f64::from(filter[f]);
-            filter_grad[f] += f64::from(grad[o]) * f64::from(input[i]);
-        });
+        let (mut actual, mut expected) = (vec![f32::NAN; grad.len()], vec![f32::NAN; grad.len()]);
+        forward(p, &input, &filter, Some(&bias), &mut actual);
+        matrix::conv(p, &input, &filter, Some(&bias), &mut expected);
+        assert_close(&format!("forward {p:?}"), &actual, &expected, 1e-5);
 
-        let mut output = vec![f32::NAN; grad.len()];
-        forward(p, &input, &filter, Some(&bias), &mut output);
-        assert_close(&format!("forward {p:?}"), &output, &expected, 1e-5);
-        let mut result = vec![f32::NAN; input.len()];
-        backward_data(p, &filter, &grad, &mut result);
-        assert_close(&format!("backward data {p:?}"), &result, &input_grad, 1e-5);
-        let mut result = vec![f32::NAN; filter.len()];
-        backward_filter(p, &input, &grad, &mut result);
-        assert_close(&format!("backward filter {p:?}"), &result, &filter_grad, 1e-5);
+        let (mut actual, mut expected) = (vec![f32::NAN; input.len()], vec![f32::NAN; input.len()]);
+        backward_data(p, &filter, &grad, &mut actual);
+        matrix::conv_backward_data(p, &filter, &grad, &mut expected);
+        assert_close(&format!("backward data {p:?}"), &actual, &expected, 1e-5);
+
+        let (mut actual, mut expected) =
+            (vec![f32::NAN; filter.len()], vec![f32::NAN; filter.len()]);
+        backward_filter(p, &input, &grad, &mut actual);
+        matrix::conv_backward_filter(p, &input, &grad, &mut expected);
+        assert_close(&format!("backward filter {p:?}"), &actual, &expected, 1e-5);
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -448,8 +488,22 @@ mod tests {
             let reach = dilations[i] * (kernel[i] - 1) + 1;
             (input[i] + pads_begin[i] + pads_end[i] - reach) / strides[i] + 1
         });
-        let window = Window { input, output, kernel, strides, dilations, pads_begin, pads_end };
-        Conv { batch, in_channels: channels.0, out_channels: channels.1, groups, window }
+        let window = Window {
+            input,
+            output,
+            kernel,
+            strides,
+            dilations,
+            pads_begin,
+            pads_end,
+        };
+        Conv {
+            batch,
+            in_channels: channels.0,
+            out_channels: channels.1,
+            groups,
+            window,
+        }
     }
 
     #[test]
@@ -457,18 +511,63 @@ mod tests {
         let none = ([0, 0], [0, 0]);
         let same = ([1, 1], [1, 1]);
         for p in [
-            conv(2, (1, 6), 1, [28, 28], [5, 5], [1, 1], [1, 1], ([2, 2], [2, 2])),
+            conv(
+                2,
+                (1, 6),
+                1,
+                [28, 28],
+                [5, 5],
+                [1, 1],
+                [1, 1],
+                ([2, 2], [2, 2]),
+            ),
             conv(3, (6, 16), 1, [14, 14], [5, 5], [1, 1], [1, 1], none),
             conv(1, (64, 12), 1, [9, 11], [3, 3], [1, 1], [1, 1], same),
             conv(7, (3, 5), 1, [7, 7], [3, 3], [1, 1], [1, 1], same),
             conv(2, (5, 9), 1, [8, 6], [1, 1], [1, 1], [1, 1], none),
             conv(2, (5, 9), 1, [8, 7], [1, 1], [2, 2], [1, 1], none),
-            conv(2, (3, 8), 1, [23, 21], [7, 7], [2, 2], [1, 1], ([3, 3], [3, 3])),
+            conv(
+                2,
+                (3, 8),
+                1,
+                [23, 21],
+                [7, 7],
+                [2, 2],
+                [1, 1],
+                ([3, 3], [3, 3]),
+            ),
             conv(2, (4, 6), 2, [9, 9], [3, 3], [2, 1], [1, 1], same),
             conv(2, (6, 6), 6, [9, 9], [3, 3], [1, 1], [1, 1], same),
-            conv(1, (2, 3), 1, [12, 13], [3, 2], [1, 1], [2, 3], ([2, 0], [1, 4])),
-            conv(1, (2, 3), 1, [5, 5], [2, 2], [1, 1], [1, 1], ([3, 3], [2, 2])),
-            conv(1, (2, 3), 1, [40, 1], [3, 1], [3, 1], [1, 1], ([1, 0], [2, 0])),
+            conv(
+                1,
+                (2, 3),
+                1,
+                [12, 13],
+                [3, 2],
+                [1, 1],
+                [2, 3],
+                ([2, 0], [1, 4]),
+            ),
+            conv(
+                1,
+                (2, 3),
+                1,
+                [5, 5],
+                [2, 2],
+                [1, 1],
+                [1, 1],
+                ([3, 3], [2, 2]),
+            ),
+            conv(
+                1,
+                (2, 3),
+                1,
+                [40, 1],
+                [3, 1],
+                [3, 1],
+                [1, 1],
+                ([1, 0], [2, 0]),
+            ),
             conv(1, (130, 130), 1, [4, 4], [3, 3], [1, 1], [1, 1], same),
             conv(1, (1, 1), 1, [30, 60], [3, 3], [1, 1], [1, 1], same),
         ] {

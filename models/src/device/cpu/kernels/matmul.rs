@@ -37,14 +37,30 @@ pub fn gemm(p: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
     let arch = Arch::new();
     for (c, &(a_offset, b_offset)) in c.chunks_exact_mut(p.m * p.n).zip(&p.offsets) {
         let (a, b) = (&a[a_offset..][..p.m * p.k], &b[b_offset..][..p.k * p.n]);
-        let a = Matrix { data: a.as_ptr(), row: p.k, column: 1 };
-        let b = Matrix { data: b.as_ptr(), row: p.n, column: 1 };
+        let a = Matrix {
+            data: a.as_ptr(),
+            row: p.k,
+            column: 1,
+        };
+        let b = Matrix {
+            data: b.as_ptr(),
+            row: p.n,
+            column: 1,
+        };
         arch.dispatch(Product {
             m: p.m,
             n: p.n,
             k: p.k,
-            a: if p.transpose_a { Matrix { row: p.m, ..a }.transposed() } else { a },
-            b: if p.transpose_b { Matrix { row: p.k, ..b }.transposed() } else { b },
+            a: if p.transpose_a {
+                Matrix { row: p.m, ..a }.transposed()
+            } else {
+                a
+            },
+            b: if p.transpose_b {
+                Matrix { row: p.k, ..b }.transposed()
+            } else {
+                b
+            },
             c: c.as_mut_ptr(),
             c_row: p.n,
             alpha: p.alpha,
@@ -100,7 +116,11 @@ impl Product {
                 ..self
             };
             product.blocked(simd);
-            let from = Matrix { data: transposed.as_ptr(), row: 1, column: m };
+            let from = Matrix {
+                data: transposed.as_ptr(),
+                row: 1,
+                column: m,
+            };
             // SAFETY: `transposed` holds n rows of m elements, C m rows of n.
             unsafe {
                 if self.add {
@@ -125,13 +145,17 @@ impl Product {
         let in_place = a.column == 1 && (a.row % 256 != 0 || n <= 3 * S::F32_LANES);
         let a_size = if in_place { 0 } else { m.min(M_BLOCK) * a_row };
         // Panels that one block of A uses up are packed shortly before.
-        let n_block = if m <= M_BLOCK { 4 * VECTORS * S::F32_LANES } else { N_BLOCK };
+        let n_block = if m <= M_BLOCK {
+            4 * VECTORS * S::F32_LANES
+        } else {
+            N_BLOCK
+        };
         let b_size = k_block * n.min(n_block).next_multiple_of(S::F32_LANES);
         let stream = !self.add
             && k <= k_block
             && m * n * size_of::<f32>() > LARGE
-            && self.c as usize % 64 == 0
-            && self.c_row % 16 == 0;
+            && (self.c as usize).is_multiple_of(64)
+            && self.c_row.is_multiple_of(16);
         scratch::with(a_size + b_size, |memory| {
             let (a_memory, b_memory) = memory.split_at_mut(a_size);
             for k0 in (0..k.max(1)).step_by(k_block) {
@@ -139,23 +163,48 @@ impl Product {
                 for n0 in (0..n).step_by(n_block) {
                     let n_len = n_block.min(n - n0);
                     // SAFETY: the block lies inside B; the panels fit `b_size`.
-                    unsafe { pack_panels(simd, b.at(k0, n0), n_len, k_len, b_memory.as_mut_ptr(), k_len, 0) };
+                    unsafe {
+                        pack_panels(
+                            simd,
+                            b.at(k0, n0),
+                            n_len,
+                            k_len,
+                            b_memory.as_mut_ptr(),
+                            k_len,
+                            0,
+                        )
+                    };
                     for m0 in (0..m).step_by(M_BLOCK) {
                         let m_len = M_BLOCK.min(m - m0);
                         let a = if in_place {
                             a.at(m0, k0)
                         } else {
                             // SAFETY: the block lies inside A; its rows fit `a_size`.
-                            unsafe { copy(a.at(m0, k0), m_len, k_len, a_memory.as_mut_ptr(), a_row) };
-                            Matrix { data: a_memory.as_ptr(), row: a_row, column: 1 }
+                            unsafe {
+                                copy(a.at(m0, k0), m_len, k_len, a_memory.as_mut_ptr(), a_row)
+                            };
+                            Matrix {
+                                data: a_memory.as_ptr(),
+                                row: a_row,
+                                column: 1,
+                            }
                         };
                         // SAFETY: A and the panels were just made, C is ours.
-                        unsafe { 
+                        unsafe {
                             Block {
-                                m: m_len, n: n_len, k: k_len, a, panels: b_memory.as_ptr(),
-                                c: self.c.wrapping_add(m0 * self.c_row + n0), c_row: self.c_row,
+                                m: m_len,
+                                n: n_len,
+                                k: k_len,
+                                a,
+                                panels: b_memory.as_ptr(),
+                                c: self.c.wrapping_add(m0 * self.c_row + n0),
+                                c_row: self.c_row,
                                 alpha: self.alpha,
-                                start: if self.add || k0 > 0 { Start::Add } else { Start::Zero },
+                                start: if self.add || k0 > 0 {
+                                    Start::Add
+                                } else {
+                                    Start::Zero
+                                },
                                 stream,
                                 next: if m > M_BLOCK || b.column != 1 {
                                     None
@@ -164,7 +213,9 @@ impl Product {
                                 } else {
                                     Some(b.at(k0 + k_len, 0))
                                 },
-                            }.multiply(simd) };
+                            }
+                            .multiply(simd)
+                        };
                     }
                 }
             }
@@ -179,31 +230,15 @@ impl Product {
 mod tests {
     use super::*;
     use crate::device::cpu::kernels::testing::{assert_close, values};
-
-    /// The definition, in double precision.
-    fn plain(p: &Gemm, a: &[f32], b: &[f32], c: &[f32]) -> Vec<f64> {
-        let mut result: Vec<f64> = c.iter().map(|&c| f64::from(p.beta) * f64::from(c)).collect();
-        for (product, &(a0, b0)) in result.chunks_exact_mut(p.m * p.n).zip(&p.offsets) {
-            for i in 0..p.m {
-                for j in 0..p.n {
-                    let terms = (0..p.k).map(|l| {
-                        let a = a[a0 + if p.transpose_a { l * p.m + i } else { i * p.k + l }];
-                        let b = b[b0 + if p.transpose_b { j * p.k + l } else { l * p.n + j }];
-                        f64::from(a) * f64::from(b)
-                    });
-                    product[i * p.n + j] += f64::from(p.alpha) * terms.sum::<f64>();
-                }
-            }
-        }
-        result
-    }
+    use crate::device::cpu::reference::matrix;
 
     fn check(p: &Gemm) {
         let count = p.offsets.len();
         let a = values(count * p.m * p.k, 1);
         let b = values(count * p.k * p.n, 2);
         let mut c = values(count * p.m * p.n, 3);
-        let expected = plain(p, &a, &b, &c);
+        let mut expected = c.clone();
+        matrix::gemm(p, &a, &b, &mut expected);
         gemm(p, &a, &b, &mut c);
         assert_close(&format!("{p:?}"), &c, &expected, 1e-5);
     }
@@ -223,9 +258,17 @@ mod tests {
             (5, 7, 0),
         ];
         for (m, n, k) in sizes {
-            for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            for (transpose_a, transpose_b) in
+                [(false, false), (false, true), (true, false), (true, true)]
+            {
                 for (alpha, beta) in [(1.0, 0.0), (0.5, 1.0), (2.0, -0.5)] {
-                    check(&Gemm { transpose_a, transpose_b, alpha, beta, ..Gemm::new(m, n, k) });
+                    check(&Gemm {
+                        transpose_a,
+                        transpose_b,
+                        alpha,
+                        beta,
+                        ..Gemm::new(m, n, k)
+                    });
                 }
             }
         }
@@ -235,7 +278,10 @@ mod tests {
     fn a_batch_takes_each_product_from_its_offsets() {
         let (m, n, k) = (5, 6, 7);
         let offsets = vec![(m * k, 0), (0, k * n)];
-        check(&Gemm { offsets, ..Gemm::new(m, n, k) });
+        check(&Gemm {
+            offsets,
+            ..Gemm::new(m, n, k)
+        });
     }
 
     #[test]

@@ -10,8 +10,8 @@
 mod block;
 pub mod conv;
 pub mod matmul;
-mod patches;
 mod pack;
+mod patches;
 mod scratch;
 mod tile;
 
@@ -33,12 +33,12 @@ mod testing {
 
     /// Every element within `tolerance` times the largest expected one.
     #[track_caller]
-    pub fn assert_close(what: &str, actual: &[f32], expected: &[f64], tolerance: f64) {
+    pub fn assert_close(what: &str, actual: &[f32], expected: &[f32], tolerance: f32) {
         assert_eq!(actual.len(), expected.len(), "{what}");
-        let scale = expected.iter().fold(1.0f64, |scale, x| scale.max(x.abs()));
+        let scale = expected.iter().fold(1.0f32, |scale, x| scale.max(x.abs()));
         for (i, (&actual, &expected)) in actual.iter().zip(expected).enumerate() {
-            let error = (f64::from(actual) - expected).abs();
-            assert!(error <= tolerance * scale, "{what}: element {i} is {actual}, not {expected}");
+            let close = actual == expected || (actual - expected).abs() <= tolerance * scale;
+            assert!(close, "{what}: element {i} is {actual}, not {expected}");
         }
     }
 }

@@ -18,7 +18,13 @@ impl Panels {
     #[inline(always)]
     pub fn new<S: Simd>(columns: usize) -> Self {
         let vectors = columns.div_ceil(S::F32_LANES);
-        Panels { columns, lanes: S::F32_LANES, vectors, count: vectors.div_ceil(VECTORS), next: 0 }
+        Panels {
+            columns,
+            lanes: S::F32_LANES,
+            vectors,
+            count: vectors.div_ceil(VECTORS),
+            next: 0,
+        }
     }
 
     fn boundary(&self, panel: usize) -> usize {
@@ -55,13 +61,22 @@ impl Matrix {
     /// The matrix without its first rows and columns.
     #[inline(always)]
     pub fn at(self, row: usize, column: usize) -> Self {
-        Matrix { data: self.data.wrapping_add(row * self.row + column * self.column), ..self }
+        Matrix {
+            data: self
+                .data
+                .wrapping_add(row * self.row + column * self.column),
+            ..self
+        }
     }
 
     /// The same elements with rows and columns exchanged.
     #[inline(always)]
     pub fn transposed(self) -> Self {
-        Matrix { data: self.data, row: self.column, column: self.row }
+        Matrix {
+            data: self.data,
+            row: self.column,
+            column: self.row,
+        }
     }
 }
 
@@ -80,7 +95,9 @@ pub(super) unsafe fn copy(from: Matrix, rows: usize, columns: usize, to: *mut f3
     unsafe {
         if from.column == 1 {
             for i in 0..rows {
-                from.data.add(i * from.row).copy_to_nonoverlapping(to.add(i * to_row), columns);
+                from.data
+                    .add(i * from.row)
+                    .copy_to_nonoverlapping(to.add(i * to_row), columns);
             }
             return;
         }
@@ -117,6 +134,14 @@ pub(super) unsafe fn pack_panels<S: Simd>(
     for (j, columns) in Panels::new::<S>(n) {
         let width = columns.next_multiple_of(S::F32_LANES);
         // SAFETY: the caller's promise.
-        unsafe { copy(b.at(0, j), k, columns, panels.add(rows * j + first * width), width) };
+        unsafe {
+            copy(
+                b.at(0, j),
+                k,
+                columns,
+                panels.add(rows * j + first * width),
+                width,
+            )
+        };
     }
 }

@@ -40,7 +40,11 @@ impl Geometry {
         if window.kernel == [1, 1] && window.strides == [1, 1] && window.input == window.output {
             // Rows of a plane follow each other in input and output alike: one long row.
             let positions = window.input[0] * window.input[1];
-            return Geometry { input: [1, positions], output: [1, positions], ..plain };
+            return Geometry {
+                input: [1, positions],
+                output: [1, positions],
+                ..plain
+            };
         }
         plain
     }
@@ -52,7 +56,12 @@ impl Geometry {
         let pad = |axis: usize| {
             (forward.dilations[axis] * (forward.kernel[axis] - 1)) as isize - forward.pads[axis]
         };
-        Geometry { input: forward.output, output: forward.input, pads: [pad(0), pad(1)], ..forward }
+        Geometry {
+            input: forward.output,
+            output: forward.input,
+            pads: [pad(0), pad(1)],
+            ..forward
+        }
     }
 
     /// Elements of an input plane.
@@ -86,10 +95,19 @@ pub(super) struct Layout {
 impl Layout {
     pub fn new(geometry: Geometry) -> Self {
         let g = &geometry;
-        let reach = |axis: usize| (g.output[axis].max(1) - 1) * g.strides[axis] + g.dilations[axis] * (g.kernel[axis] - 1) + 1;
+        let reach = |axis: usize| {
+            (g.output[axis].max(1) - 1) * g.strides[axis]
+                + g.dilations[axis] * (g.kernel[axis] - 1)
+                + 1
+        };
         let phase = reach(1).div_ceil(g.strides[1]);
         let row = phase * g.strides[1];
-        Layout { geometry, phase, row, plane: reach(0) * row }
+        Layout {
+            geometry,
+            phase,
+            row,
+            plane: reach(0) * row,
+        }
     }
 
     /// Elements of `channels` planes and what may be read behind them.
@@ -100,7 +118,10 @@ impl Layout {
     /// Whether a sample lies in this layout already.
     fn is_plain(&self) -> bool {
         let g = &self.geometry;
-        g.pads == [0, 0] && g.strides[1] == 1 && self.row == g.input[1] && self.plane == g.input_len()
+        g.pads == [0, 0]
+            && g.strides[1] == 1
+            && self.row == g.input[1]
+            && self.plane == g.input_len()
     }
 
     /// Lays out the first `channels` planes of `images` in `memory`, unless they can be used as they are.
@@ -145,7 +166,9 @@ impl Layout {
                         if stride == 1 {
                             row.copy_from_slice(&from[..row.len()]);
                         } else {
-                            row.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = x);
+                            row.iter_mut()
+                                .zip(from.iter().step_by(stride))
+                                .for_each(|(to, &x)| *to = x);
                         }
                     }
                 }
@@ -159,7 +182,10 @@ impl Layout {
     fn row_offset(&self, row: usize) -> usize {
         let g = &self.geometry;
         let (channel, tap) = (row / g.taps(), row % g.taps());
-        let (h, w) = (tap / g.kernel[1] * g.dilations[0], tap % g.kernel[1] * g.dilations[1]);
+        let (h, w) = (
+            tap / g.kernel[1] * g.dilations[0],
+            tap % g.kernel[1] * g.dilations[1],
+        );
         channel * self.plane + h * self.row + w % g.strides[1] * self.phase + w / g.strides[1]
     }
 
@@ -221,21 +247,30 @@ impl WithSimd for Patches<'_> {
             let column = self.first_column + done;
             let run = (self.columns - done).min(width - column % width);
             let from = layout.column_offset(column);
-            self.moves.extend((0..run).step_by(S::F32_LANES).map(|i| Move {
-                from: (from + i) as u32,
-                to: (done + i) as u32,
-            }));
+            self.moves
+                .extend((0..run).step_by(S::F32_LANES).map(|i| Move {
+                    from: (from + i) as u32,
+                    to: (done + i) as u32,
+                }));
             done += run;
         }
         let moves = self.moves.as_slice();
         let mut to = self.to;
         for row in self.first_row..self.first_row + self.rows {
             let from = self.image[layout.row_offset(row)..].as_ptr();
-            for &Move { from: source, to: target } in moves {
+            for &Move {
+                from: source,
+                to: target,
+            } in moves
+            {
                 // SAFETY: the layout holds every element of a patch and a vector behind the last; the
                 // caller promises the same for the destination.
                 unsafe {
-                    store(simd, to.add(target as usize), load(simd, from.add(source as usize)));
+                    store(
+                        simd,
+                        to.add(target as usize),
+                        load(simd, from.add(source as usize)),
+                    );
                 }
             }
             to = to.wrapping_add(self.to_row);

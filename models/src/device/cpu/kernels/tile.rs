@@ -130,12 +130,15 @@ impl<const ROWS: usize, const VECTORS: usize> WithSimd for Sized<ROWS, VECTORS> 
             match t.start {
                 Start::Zero if t.alpha == 1.0 => (),
                 Start::Zero => {
-                    sum.iter_mut().flatten().for_each(|sum| *sum = simd.mul_f32s(alpha, *sum));
+                    sum.iter_mut()
+                        .flatten()
+                        .for_each(|sum| *sum = simd.mul_f32s(alpha, *sum));
                 }
                 Start::Bias(bias) => {
                     for (i, row) in sum.iter_mut().enumerate() {
                         let bias = simd.splat_f32s(*bias.add(i));
-                        row.iter_mut().for_each(|sum| *sum = simd.mul_add_e_f32s(alpha, *sum, bias));
+                        row.iter_mut()
+                            .for_each(|sum| *sum = simd.mul_add_e_f32s(alpha, *sum, bias));
                     }
                 }
                 Start::Add => {
@@ -146,7 +149,11 @@ impl<const ROWS: usize, const VECTORS: usize> WithSimd for Sized<ROWS, VECTORS> 
                     }
                     for (i, row) in sum.iter_mut().enumerate() {
                         let c = at(i, VECTORS - 1);
-                        let c = if whole { load(simd, c) } else { simd.mask_load_ptr_f32s(mask, c) };
+                        let c = if whole {
+                            load(simd, c)
+                        } else {
+                            simd.mask_load_ptr_f32s(mask, c)
+                        };
                         row[VECTORS - 1] = simd.mul_add_e_f32s(alpha, row[VECTORS - 1], c);
                     }
                 }
