@@ -1,0 +1,186 @@
+//! Forward values: against onnxruntime (`golden/operators.json`) and by hand.
+
+use std::sync::Arc;
+
+use models::ops::Attribute;
+use models::tensor::{DType, Tensor};
+use serde_json::Value;
+
+use crate::support::{Case, assert_close, context, cpu, random};
+
+fn tensor(value: &Value) -> Tensor {
+    let list = |value: &Value| -> Vec<f64> {
+        let numbers = value.as_array().unwrap().iter();
+        numbers
+            .map(|v| {
+                v.as_f64()
+                    .unwrap_or_else(|| f64::from(u8::from(v.as_bool().unwrap())))
+            })
+            .collect()
+    };
+    let shape: Vec<usize> = list(&value["shape"])
+        .into_iter()
+        .map(|e| e as usize)
+        .collect();
+    let values = list(&value["values"]).into_iter();
+    match value["type"].as_str().unwrap() {
+        "float" => Tensor::from_f32(&shape, values.map(|v| v as f32).collect::<Vec<_>>()),
+        "int64" => Tensor::from_i64(&shape, values.map(|v| v as i64).collect::<Vec<_>>()),
+        _ => Tensor::from_bool(&shape, values.map(|v| v != 0.0).collect::<Vec<_>>()),
+    }
+}
+
+fn attribute(value: &Value) -> Attribute {
+    match value {
+        Value::String(text) => Attribute::String(text.clone()),
+        Value::Number(number) => match number.as_i64() {
+            Some(int) => Attribute::Int(int),
+            None => Attribute::Float(number.as_f64().unwrap() as f32),
+        },
+        Value::Array(list) => Attribute::Ints(list.iter().map(|v| v.as_i64().unwrap()).collect()),
+        tensor_value => Attribute::Tensor(tensor(tensor_value)),
+    }
+}
+
+/// JSON does not tell 1.0 from 1.
+const FLOATS: [&str; 7] = ["alpha", "beta", "bias", "epsilon", "min", "max", "value"];
+
+#[test]
+fn operators_give_what_onnxruntime_gives() {
+    let text = include_str!("../golden/operators.json");
+    let cases: Vec<Value> = serde_json::from_str(text).unwrap();
+    assert!(cases.len() > 90);
+    for (number, golden) in cases.iter().enumerate() {
+        let mut case = Case::new(
+            golden["op"].as_str().unwrap(),
+            golden["opset"].as_i64().unwrap(),
+        );
+        for (name, value) in golden["attributes"].as_object().unwrap() {
+            let value = match attribute(value) {
+                Attribute::Int(int) if FLOATS.contains(&name.as_str()) => {
+                    Attribute::Float(int as f32)
+                }
+                other => other,
+            };
+            case = case.attribute(name, value);
+        }
+        let constant = golden["constant"].as_array().unwrap();
+        for (position, input) in golden["inputs"].as_array().unwrap().iter().enumerate() {
+            case = match input {
+                Value::Null => case.omitted(),
+                input if constant.contains(&position.into()) => case.constant(tensor(input)),
+                input => case.input(tensor(input)),
+            };
+        }
+        let found = case.run();
+        for (found, expected) in found.iter().zip(golden["outputs"].as_array().unwrap()) {
+            let expected = tensor(expected);
+            let what = format!("case {number}: {case:?}");
+            assert_eq!(
+                (found.shape(), found.dtype()),
+                (expected.shape(), expected.dtype()),
+                "{what}"
+            );
+            match expected.dtype() {
+                DType::F32 => assert_close(&what, found.f32s(), expected.f32s(), 1e-5),
+                _ => assert_eq!(found.raw(), expected.raw(), "{what}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn batch_norm_in_training_normalises_and_blends_the_statistics() {
+    let mut case = Case::new("BatchNormalization", 15)
+        .int("training_mode", 1)
+        .float("momentum", 0.75)
+        .float("epsilon", 0.0)
+        .input(Tensor::from_f32(&[2, 1, 2], [1., 3., 5., 7.]))
+        .input(Tensor::from_f32(&[1], [2.0]))
+        .input(Tensor::from_f32(&[1], [10.0]))
+        .input(Tensor::from_f32(&[1], [0.0]))
+        .input(Tensor::from_f32(&[1], [1.0]));
+    case.outputs = 3;
+    let outputs = case.run();
+    let deviation = 5f32.sqrt();
+    let expected = [-3f32, -1., 1., 3.].map(|v| 10.0 + 2.0 * v / deviation);
+    assert_close("output", outputs[0].f32s(), &expected, 1e-6);
+    assert_close("mean", outputs[1].f32s(), &[1.0], 1e-6);
+    assert_close("variance", outputs[2].f32s(), &[0.75 + 0.25 * 5.0], 1e-6);
+}
+
+#[test]
+fn inference_forms_train_only_when_asked() {
+    let dropout = |training_form| {
+        let mut case = Case::new("Dropout", 9)
+            .float("ratio", 0.5)
+            .input(random(&[4, 50], 1));
+        case.training_form = training_form;
+        case
+    };
+    assert_eq!(dropout(false).run()[0].f32s(), random(&[4, 50], 1).f32s());
+    let dropped = dropout(true).run();
+    let zeros = dropped[0].f32s().iter().filter(|v| **v == 0.0).count();
+    assert!((60..140).contains(&zeros), "{zeros} of 200");
+
+    let mut norm = Case::new("BatchNormalization", 15).input(random(&[4, 2], 1));
+    for seed in 2..6 {
+        norm = norm.input(random(&[2], seed));
+    }
+    assert_eq!(norm.build().unwrap().state_updates(), []);
+    norm.training_form = true;
+    assert_eq!(norm.build().unwrap().state_updates(), [(1, 3), (2, 4)]);
+    assert_eq!(norm.run().len(), 3);
+}
+
+#[test]
+fn dropout_masks_follow_the_sample_not_the_minibatch() {
+    let device = cpu();
+    let run = |x: Tensor, first_sample, seed| {
+        let case = Case::new("Dropout", 13)
+            .input(x.clone())
+            .constant(Tensor::from_f32(&[], [0.3]))
+            .constant(Tensor::from_bool(&[], [true]));
+        let mut cx = context(&*device, true);
+        cx.first_sample = first_sample;
+        cx.seed = seed;
+        let outputs = case.build().unwrap().forward(&cx, vec![Some(x)]).outputs;
+        outputs[0].f32s().to_vec()
+    };
+    let x = Tensor::from_f32(&[6, 100], vec![1.0; 600]);
+    let whole = run(x.clone(), 40, 1);
+    let half = |first| run(Tensor::from_f32(&[3, 100], vec![1.0; 300]), first, 1);
+    assert_eq!(whole, [half(40), half(43)].concat());
+    assert_ne!(whole, run(x, 40, 2));
+    let kept = whole.iter().filter(|v| **v != 0.0);
+    assert!(kept.clone().all(|v| (v - 1.0 / 0.7).abs() < 1e-6));
+    assert!((360..480).contains(&kept.count()));
+}
+
+#[test]
+fn operators_write_into_arguments_that_nobody_else_holds() {
+    let device = cpu();
+    let cx = context(&*device, true);
+    let relu = Case::new("Relu", 13)
+        .input(random(&[8, 8], 1))
+        .build()
+        .unwrap();
+    let x = device.upload(&random(&[8, 8], 1));
+    let id = x.buffer_id();
+    let shared = x.clone();
+    let fresh = relu.forward(&cx, vec![Some(x)]).outputs.remove(0);
+    assert_ne!(fresh.buffer_id(), id);
+    assert_eq!(shared.f32s(), random(&[8, 8], 1).f32s());
+    let same = relu.forward(&cx, vec![Some(shared)]).outputs.remove(0);
+    assert_eq!(same.buffer_id(), id);
+    assert_eq!(same.f32s(), fresh.f32s());
+}
+
+#[test]
+fn a_device_is_shared_between_threads() {
+    let device = cpu();
+    let other = Arc::clone(&device);
+    let sum = std::thread::spawn(move || other.fill(&[4], 2.0).f32s().iter().sum::<f32>());
+    assert_eq!(sum.join().unwrap(), 8.0);
+    assert_eq!(device.memory().live_bytes, 0);
+}

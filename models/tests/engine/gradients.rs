@@ -1,0 +1,307 @@
+//! Every operator's backward against finite differences, over random shapes and attributes.
+
+use models::tensor::Tensor;
+use proptest::prelude::*;
+
+use crate::support::{
+    Case, check_gradients, cpu, ints, map, random, random_apart, random_positive,
+};
+
+/// Sizes of one sliding axis: input, kernel, stride, dilation, padding before and after.
+type Sliding = (usize, i64, i64, i64, i64, i64);
+
+/// A kernel that fits the input, padding smaller than its reach.
+fn sliding() -> impl Strategy<Value = Sliding> {
+    (1i64..4, 1i64..4, 1i64..3).prop_flat_map(|(kernel, stride, dilation)| {
+        let reach = (kernel - 1) * dilation + 1;
+        (reach..reach + 5, 0..reach.min(3), 0..reach.min(3)).prop_map(
+            move |(input, before, after)| (input as usize, kernel, stride, dilation, before, after),
+        )
+    })
+}
+
+/// The window attributes of ONNX for one or two axes.
+fn windowed(case: Case, axes: &[Sliding], auto_pad: &str) -> Case {
+    let list = |f: &dyn Fn(&Sliding) -> i64| axes.iter().map(f).collect::<Vec<_>>();
+    let case = case
+        .ints("kernel_shape", &list(&|a| a.1))
+        .ints("strides", &list(&|a| a.2))
+        .ints("dilations", &list(&|a| a.3));
+    if auto_pad == "NOTSET" {
+        case.ints("pads", &[list(&|a| a.4), list(&|a| a.5)].concat())
+    } else {
+        case.string("auto_pad", auto_pad)
+    }
+}
+
+fn auto_pad() -> impl Strategy<Value = &'static str> {
+    prop_oneof![
+        3 => Just("NOTSET"),
+        1 => Just("SAME_UPPER"),
+        1 => Just("SAME_LOWER"),
+        1 => Just("VALID"),
+    ]
+}
+
+fn shape(axes: std::ops::Range<usize>) -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(1usize..5, axes)
+}
+
+/// Two shapes that broadcast.
+fn broadcasting() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
+    (shape(0..4), any::<u8>(), 0usize..4, any::<bool>()).prop_map(|(full, ones, cut, swap)| {
+        let mut part = full[cut.min(full.len())..].to_vec();
+        for (axis, extent) in part.iter_mut().enumerate() {
+            if ones >> axis & 1 == 1 {
+                *extent = 1;
+            }
+        }
+        if swap { (part, full) } else { (full, part) }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn conv(
+        batch in 1usize..3, groups in 1usize..3, inner in 1usize..3, outer in 1usize..4,
+        axes in prop::collection::vec(sliding(), 1..3), auto_pad in auto_pad(), bias: bool, seed: u64,
+    ) {
+        let (channels, filters) = (groups * inner, groups * outer);
+        let mut x = vec![batch, channels];
+        x.extend(axes.iter().map(|a| a.0));
+        let mut w = vec![filters, inner];
+        w.extend(axes.iter().map(|a| a.1 as usize));
+        let mut case = windowed(Case::new("Conv", 17), &axes, auto_pad)
+            .int("group", groups as i64)
+            .input(random(&x, seed))
+            .input(random(&w, seed ^ 1));
+        if bias {
+            case = case.input(random(&[filters], seed ^ 2));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn gemm(
+        m in 1usize..5, n in 1usize..5, k in 1usize..5, ta: bool, tb: bool,
+        alpha in -2f32..2.0, beta in -2f32..2.0, c in 0usize..6, seed: u64,
+    ) {
+        let flip = |t: bool, a, b| if t { [b, a] } else { [a, b] };
+        let mut case = Case::new("Gemm", 13)
+            .float("alpha", alpha).float("beta", beta)
+            .int("transA", ta.into()).int("transB", tb.into())
+            .input(random(&flip(ta, m, k), seed))
+            .input(random(&flip(tb, k, n), seed ^ 1));
+        let c = [vec![], vec![1], vec![n], vec![1, n], vec![m, 1], vec![m, n]].swap_remove(c);
+        if seed % 7 != 0 {
+            case = case.input(random(&c, seed ^ 2));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn matmul((a, b) in broadcasting(), m in 1usize..4, n in 1usize..4, k in 1usize..5, vectors in 0u8..8, seed: u64) {
+        let (mut a, mut b) = (a, b);
+        match vectors {
+            0 => a = vec![k],
+            _ => a.extend([m, k]),
+        }
+        match vectors {
+            1 => b = vec![k],
+            _ => b.extend([k, n]),
+        }
+        check_gradients(&Case::new("MatMul", 13).input(random(&a, seed)).input(random(&b, seed ^ 1)));
+    }
+
+    #[test]
+    fn activations(shape in shape(0..4), which in 0usize..4, seed: u64) {
+        let name = ["Relu", "Sigmoid", "Tanh", "Clip"][which];
+        let mut case = Case::new(name, 13);
+        case = case.input(if which == 1 || which == 2 { random(&shape, seed) } else { random_apart(&shape, seed, 0.2) });
+        if name == "Clip" {
+            case = case.constant(Tensor::from_f32(&[], [-0.4])).constant(Tensor::from_f32(&[], [1.2]));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn arithmetic((a, b) in broadcasting(), which in 0usize..4, constant in 0usize..6, seed: u64) {
+        let name = ["Add", "Sub", "Mul", "Div"][which];
+        let (a, b) = (random(&a, seed), random_positive(&b, seed ^ 1));
+        let case = Case::new(name, 14);
+        check_gradients(&match constant {
+            0 => case.constant(a).input(b),
+            1 => case.input(a).constant(b),
+            _ => case.input(a).input(b),
+        });
+    }
+
+    #[test]
+    fn max_pool(
+        planes in shape(2..3), axes in prop::collection::vec(sliding(), 1..3),
+        auto_pad in auto_pad(), ceil: bool, seed: u64,
+    ) {
+        let x = [planes, axes.iter().map(|a| a.0).collect()].concat();
+        let case = windowed(Case::new("MaxPool", 12), &axes, auto_pad).int("ceil_mode", ceil.into());
+        check_gradients(&case.input(random_apart(&x, seed, 0.2)));
+    }
+
+    #[test]
+    fn average_pool(
+        planes in shape(2..3), axes in prop::collection::vec(sliding(), 1..3),
+        auto_pad in auto_pad(), ceil: bool, padding: bool, seed: u64,
+    ) {
+        let x = [planes, axes.iter().map(|a| a.0).collect()].concat();
+        let case = windowed(Case::new("AveragePool", 19), &axes, auto_pad)
+            .int("ceil_mode", ceil.into())
+            .int("count_include_pad", padding.into());
+        check_gradients(&case.input(random(&x, seed)));
+    }
+
+    #[test]
+    fn global_average_pool(shape in shape(3..6), seed: u64) {
+        check_gradients(&Case::new("GlobalAveragePool", 13).input(random(&shape, seed)));
+    }
+
+    #[test]
+    fn batch_norm(shape in shape(2..5), training: bool, old: bool, seed: u64) {
+        // With a variance near 0 the function bends too sharply for finite differences.
+        prop_assume!(!training || shape.iter().product::<usize>() / shape[1] >= 3);
+        let c = [shape[1]];
+        let mut case = Case::new("BatchNormalization", if old { 9 } else { 15 })
+            .float("epsilon", 0.1)
+            .input(map(&random(&shape, seed), |v| 2.0 * v))
+            .input(random(&c, seed ^ 1))
+            .input(random(&c, seed ^ 2))
+            .input(random(&c, seed ^ 3))
+            .input(random_positive(&c, seed ^ 4));
+        if training && !old {
+            case = case.int("training_mode", 1);
+        }
+        case.outputs = if training { 3 } else { 1 };
+        if !training {
+            case.constant[3..].fill(true);
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn dropout(shape in shape(1..4), ratio in 0f32..0.9, seed: u64) {
+        check_gradients(&Case::new("Dropout", 13)
+            .input(random(&shape, seed))
+            .constant(Tensor::from_f32(&[], [ratio]))
+            .constant(Tensor::from_bool(&[], [true])));
+    }
+
+    #[test]
+    fn lrn(shape in shape(2..5), size in 1i64..6, seed: u64) {
+        check_gradients(&Case::new("LRN", 13)
+            .int("size", size).float("alpha", 0.5).float("beta", 0.75).float("bias", 1.5)
+            .input(random(&shape, seed)));
+    }
+
+    #[test]
+    fn softmax(shape in shape(1..4), log: bool, old: bool, axis in 0usize..4, seed: u64) {
+        let axis = axis % shape.len();
+        check_gradients(&Case::new(if log { "LogSoftmax" } else { "Softmax" }, if old { 11 } else { 13 })
+            .int("axis", axis as i64)
+            .input(random(&shape, seed)));
+    }
+
+    #[test]
+    fn views(shape in shape(1..4), axis in 0usize..4, seed: u64) {
+        let x = random(&shape, seed);
+        let axis = (axis % shape.len()) as i64;
+        check_gradients(&Case::new("Identity", 13).input(x.clone()));
+        check_gradients(&Case::new("Flatten", 13).int("axis", axis).input(x.clone()));
+        check_gradients(&Case::new("Reshape", 13).input(x.clone()).constant(ints(&[0, -1])));
+        check_gradients(&Case::new("Unsqueeze", 13).input(x.clone()).constant(ints(&[axis])));
+        let ones: Vec<i64> = (0..).zip(&shape).filter(|(_, e)| **e == 1).map(|(a, _)| a).collect();
+        check_gradients(&Case::new("Squeeze", 11).ints("axes", &ones).input(x));
+    }
+
+    #[test]
+    fn movement(shape in shape(3..4), order in Just(vec![0i64, 1, 2]).prop_shuffle(), step in 1i64..3, back: bool, seed: u64) {
+        let x = random(&shape, seed);
+        check_gradients(&Case::new("Transpose", 13).ints("perm", &order).input(x.clone()));
+        check_gradients(&Case::new("Pad", 13).input(x.clone()).constant(ints(&[1, 0, 2, 0, 1, 0])));
+        let (start, end, step) = if back { (-1, i64::MIN, -step) } else { (0, i64::MAX, step) };
+        check_gradients(&Case::new("Slice", 13)
+            .input(x).constant(ints(&[start])).constant(ints(&[end])).constant(ints(&[1])).constant(ints(&[step])));
+    }
+
+    #[test]
+    fn concat(shape in shape(1..4), extents in shape(1..4), axis in 0usize..4, seed: u64) {
+        let axis = axis % shape.len();
+        let mut case = Case::new("Concat", 13).int("axis", axis as i64);
+        for (i, extent) in extents.into_iter().enumerate() {
+            let mut part = shape.clone();
+            part[axis] = extent;
+            case = case.input(random(&part, seed ^ i as u64));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn reduce_mean(shape in shape(1..5), axis in 0usize..5, keep: bool, seed: u64) {
+        let axis = (axis % shape.len()) as i64;
+        let axes = if axis == 0 { vec![-1] } else { vec![0, axis] };
+        check_gradients(&Case::new("ReduceMean", 18)
+            .int("keepdims", keep.into())
+            .input(random(&shape, seed))
+            .constant(ints(&axes)));
+    }
+
+    #[test]
+    fn gather(shape in shape(1..4), axis in 0usize..4, indices in prop::collection::vec(any::<u32>(), 1..6), seed: u64) {
+        let axis = axis % shape.len();
+        let extent = shape[axis] as i64;
+        let indices: Vec<i64> = indices.iter().map(|&i| i64::from(i) % (2 * extent) - extent).collect();
+        check_gradients(&Case::new("Gather", 13)
+            .int("axis", axis as i64)
+            .input(random(&shape, seed))
+            .input(Tensor::from_i64(&[1, indices.len()], &indices)));
+    }
+}
+
+/// The check itself must notice a wrong gradient: the kernel of a bend is one.
+#[test]
+#[should_panic(expected = "by differences")]
+fn a_wrong_gradient_is_noticed() {
+    // Half of the steps cross the bend at 0, so the difference quotient is not the derivative.
+    check_gradients(&Case::new("Relu", 13).input(Tensor::from_f32(&[1], [0.001])));
+}
+
+#[test]
+fn losses() {
+    use models::loss::Loss;
+    let device = cpu();
+    let logits = random(&[3, 4, 2], 1);
+    let labels = Tensor::from_i64(&[3, 2], [0, 3, 1, 1, 2, 0]);
+    let target = random(&[3, 4, 2], 2);
+    for (loss, target) in [(Loss::CrossEntropy, &labels), (Loss::Mse, &target)] {
+        loss.check(logits.shape(), target).unwrap();
+        let result = loss.forward_backward(&*device, &logits, target);
+        assert_eq!(
+            (result.loss, result.correct),
+            loss.evaluate(&*device, &logits, target)
+        );
+        for i in 0..logits.len() {
+            let moved = |step: f32| {
+                let mut values = logits.f32s().to_vec();
+                values[i] += step;
+                let (value, _) =
+                    loss.evaluate(&*device, &Tensor::from_f32(logits.shape(), values), target);
+                f64::from(value)
+            };
+            let numeric = (8.0 * (moved(0.1) - moved(-0.1)) - (moved(0.2) - moved(-0.2))) / 1.2;
+            let analytic = f64::from(result.gradient.f32s()[i]);
+            assert!(
+                (numeric - analytic).abs() < 1e-4,
+                "{loss} at {i}: {analytic} {numeric}"
+            );
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The compute engine from outside: operators against finite differences and against values from other
+//! implementations, programs, optimizers.
+
+mod forward;
+mod gradients;
+mod optimizer;
+mod program;
+mod refusals;
+mod support;

@@ -1,0 +1,158 @@
+"""Writes operators.json: what onnxruntime (or else ONNX's reference) gives for single nodes over many attributes and opsets.
+
+Run with onnx, onnxruntime and numpy installed:  python operators.py
+The tests read the file only.
+"""
+import json
+import pathlib
+
+import numpy as np
+import onnx
+import onnx.reference
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+random = np.random.default_rng(7)
+cases = []
+
+
+def data(*shape, low=-1.0, high=1.0):
+    return random.uniform(low, high, shape).astype(np.float32).round(3)
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def case(op, opset, inputs, outputs=1, constant=(), **attributes):
+    """`constant`: positions of inputs that are initializers."""
+    inputs = [None if i is None else np.asarray(i) for i in inputs]
+    names = [f"i{n}" if i is not None else "" for n, i in enumerate(inputs)]
+    given = [(n, i) for n, i in zip(names, inputs) if i is not None]
+    node = helper.make_node(op, names, [f"o{n}" for n in range(outputs)], **attributes)
+    values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(i.dtype), i.shape)
+              for k, (n, i) in enumerate(given) if int(n[1:]) not in constant]
+    fixed = [numpy_helper.from_array(i, n) for n, i in given if int(n[1:]) in constant]
+    results = [onnx.ValueInfoProto(name=f"o{n}") for n in range(outputs)]
+    graph = helper.make_graph([node], "g", values, results, fixed)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    model = onnx.shape_inference.infer_shapes(model)
+    feed = {n: i for n, i in given if int(n[1:]) not in constant}
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        found = session.run(None, feed)
+    except Exception as error:  # onnxruntime runs less than ONNX defines
+        print(op, opset, "by onnx.reference:", str(error).strip().splitlines()[0][:100])
+        found = onnx.reference.ReferenceEvaluator(model).run(None, feed)
+
+    def plain(x):
+        if x is None:
+            return None
+        kind = {"f": "float", "i": "int64", "b": "bool"}[x.dtype.kind]
+        values = [round(float(v), 6) for v in x.ravel()] if kind == "float" else x.ravel().tolist()
+        return {"type": kind, "shape": list(x.shape), "values": values}
+
+    cases.append({
+        "op": op, "opset": opset,
+        "attributes": {k: plain(numpy_helper.to_array(v)) if isinstance(v, TensorProto) else v
+                       for k, v in attributes.items()},
+        "inputs": [plain(i) for i in inputs], "constant": list(constant),
+        "outputs": [plain(o) for o in found],
+    })
+
+
+# Convolution
+x = data(2, 4, 7, 6)
+case("Conv", 7, [x, data(3, 4, 3, 3), data(3)], kernel_shape=[3, 3])
+case("Conv", 11, [x, data(6, 2, 3, 2)], group=2, strides=[2, 1], pads=[1, 0, 2, 1], dilations=[2, 1])
+case("Conv", 17, [x, data(4, 1, 3, 3)], group=4, auto_pad="SAME_LOWER", strides=[2, 2])
+case("Conv", 17, [x, data(2, 4, 2, 4)], auto_pad="SAME_UPPER", strides=[2, 3])
+case("Conv", 22, [x, data(2, 4, 3, 3)], auto_pad="VALID", strides=[1, 2])
+case("Conv", 17, [data(2, 3, 9), data(4, 3, 3), data(4)], strides=[2], pads=[2, 1], dilations=[2])
+# Matrix products
+case("Gemm", 7, [data(3, 4), data(4, 2), data(2)])
+case("Gemm", 11, [data(4, 3), data(2, 4)], transA=1, transB=1, alpha=0.5)
+case("Gemm", 13, [data(3, 4), data(2, 4), data(3, 1)], transB=1, beta=-1.5)
+case("Gemm", 13, [data(3, 4), data(4, 2), np.float32(0.7).reshape(())], beta=2.0)
+case("MatMul", 9, [data(2, 3, 4), data(4, 5)])
+case("MatMul", 13, [data(2, 1, 3, 4), data(3, 4, 2)])
+case("MatMul", 13, [data(4), data(2, 4, 3)])
+case("MatMul", 13, [data(2, 3, 4), data(4)])
+case("MatMul", 13, [data(4), data(4)])
+case("MatMul", 13, [data(3, 4), data(1, 1, 4, 2)])
+# Element-wise
+for op in ("Relu", "Sigmoid", "Tanh"):
+    case(op, 14, [data(3, 5, low=-4, high=4)])
+case("Clip", 6 + 1, [data(3, 5)], min=-0.25, max=0.5)
+case("Clip", 13, [data(3, 5), np.float32(-0.25), np.float32(0.5)], constant=(1, 2))
+case("Clip", 13, [data(3, 5), None, np.float32(0.5)], constant=(2,))
+for op in ("Add", "Sub", "Mul", "Div"):
+    case(op, 7, [data(2, 3, 4), data(3, 1, low=0.5)])
+    case(op, 14, [data(3, 1), data(2, 1, 4, low=0.5)])
+case("Div", 14, [ints(7, -7, 7, -7), ints(2, 2, -2, -2)])
+case("Mul", 14, [ints(3, 4), ints(5)])
+# Pooling
+x = data(2, 2, 7, 8)
+case("MaxPool", 8, [x], kernel_shape=[2, 3], strides=[2, 2], pads=[0, 1, 1, 1])
+case("MaxPool", 10, [x], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, pads=[1, 1, 1, 1])
+case("MaxPool", 12, [x], kernel_shape=[2, 2], strides=[3, 3], dilations=[2, 1], ceil_mode=1)
+case("MaxPool", 12, [x], kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_UPPER")
+case("MaxPool", 12, [data(1, 2, 9)], kernel_shape=[3], strides=[2], pads=[1, 1])
+case("AveragePool", 7, [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+case("AveragePool", 7, [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], count_include_pad=1)
+case("AveragePool", 11, [x], kernel_shape=[2, 3], strides=[2, 2], auto_pad="SAME_LOWER")
+case("AveragePool", 19, [x], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)
+case("AveragePool", 19, [x], kernel_shape=[2, 2], dilations=[2, 3])
+case("AveragePool", 10, [data(1, 2, 9)], kernel_shape=[4], strides=[2])
+case("GlobalAveragePool", 7, [data(2, 3, 4, 5)])
+case("ReduceMean", 13, [data(2, 3, 4, 5)], axes=[2, -1], keepdims=0)
+case("ReduceMean", 18, [data(2, 3, 4, 5), ints(2, 3)], constant=(1,))
+case("ReduceMean", 18, [data(2, 3)], keepdims=0)
+# Normalisation
+c = [data(3), data(3), data(3), data(3, low=0.5)]
+case("BatchNormalization", 9, [data(2, 3, 4, 2), *c], epsilon=1e-3)
+case("BatchNormalization", 15, [data(2, 3), *c])
+case("LRN", 13, [data(2, 6, 2, 2)], size=3, alpha=0.3, beta=0.6, bias=1.2)
+case("LRN", 13, [data(2, 5, 3, 1)], size=4)
+for opset in (11, 13):
+    case("Softmax", opset, [data(2, 3, 4, low=-5, high=5)])
+    case("Softmax", opset, [data(2, 3, 4)], axis=1)
+    case("LogSoftmax", opset, [data(2, 3, 4, low=-5, high=5)], axis=-1)
+case("Dropout", 13, [data(3, 4), np.float32(0.5)], constant=(1,))
+# Shapes
+x = data(2, 3, 4)
+case("Flatten", 7, [x])
+case("Flatten", 13, [x], axis=0)
+case("Flatten", 13, [x], axis=-1)
+case("Reshape", 7, [x, ints(0, -1)], constant=(1,))
+case("Reshape", 14, [x, ints(-1, 2, 0)], constant=(1,))
+case("Squeeze", 7, [data(1, 3, 1)], axes=[0])
+case("Squeeze", 13, [data(1, 3, 1), ints(-1)], constant=(1,))
+case("Squeeze", 13, [data(1, 3, 1)])
+case("Unsqueeze", 7, [data(3, 2)], axes=[0, 3])
+case("Unsqueeze", 13, [data(3, 2), ints(1, -1)], constant=(1,))
+case("Transpose", 7, [x])
+case("Transpose", 13, [x], perm=[1, 2, 0])
+case("Concat", 7, [data(2, 1, 3), data(2, 4, 3)], axis=1)
+case("Concat", 13, [ints(1, 2), ints(3)], axis=-1)
+case("Slice", 9, [x], starts=[1, 0], ends=[3, 2], axes=[1, 0])
+case("Slice", 13, [x, ints(-1), ints(-99), ints(2), ints(-2)], constant=(1, 2, 3, 4))
+case("Slice", 13, [x, ints(0, 1), ints(1, 99)], constant=(1, 2))
+case("Pad", 7, [data(2, 3)], pads=[1, 0, 0, 2], value=0.5)
+case("Pad", 13, [data(2, 3), ints(0, 1, 2, 0), np.float32(-1)], constant=(1, 2))
+case("Pad", 18, [data(2, 3), ints(1, 2), None, ints(1)], constant=(1, 3))
+case("Gather", 13, [x, np.array([[0, -1], [2, 1]])], axis=1)
+case("Gather", 13, [ints(4, 5, 6), np.array(1)])
+case("Cast", 13, [np.array([-1.7, 0.0, 2.9], np.float32)], to=int(TensorProto.INT64))
+case("Cast", 13, [ints(0, 3)], to=int(TensorProto.BOOL))
+case("Cast", 13, [np.array([True, False])], to=int(TensorProto.FLOAT))
+case("Shape", 13, [x])
+case("Shape", 15, [x], start=-2)
+case("ConstantOfShape", 9, [ints(2, 3)], constant=(0,))
+case("ConstantOfShape", 9, [ints(2)], constant=(0,), value=numpy_helper.from_array(ints(7)))
+case("Constant", 13, [], value_ints=[4, 5])
+case("Identity", 13, [x])
+
+path = pathlib.Path(__file__).with_suffix(".json")
+path.write_text("[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n")
+print(len(cases), "cases,", path.stat().st_size, "bytes")
