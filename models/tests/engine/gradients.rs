@@ -94,7 +94,7 @@ proptest! {
             .int("transA", ta.into()).int("transB", tb.into())
             .input(random(&flip(ta, m, k), seed))
             .input(random(&flip(tb, k, n), seed ^ 1));
-        let c = [vec![], vec![1], vec![n], vec![1, n], vec![m, 1], vec![m, n]].swap_remove(c);
+        let c = vec![vec![], vec![1], vec![n], vec![1, n], vec![m, 1], vec![m, n]].swap_remove(c);
         if seed % 7 != 0 {
             case = case.input(random(&c, seed ^ 2));
         }

@@ -144,29 +144,53 @@ fn labels() -> Tensor {
     Tensor::from_i64(&[4], [0, 4, 2, 2])
 }
 
-/// One training step without optimizer: loss and gradients by parameter, the net cut before `cut`.
+/// One training step without optimizer, the net cut into stages: loss and gradients by parameter.
 fn step(
     net: &Net,
     target: ValueId,
-    cut: usize,
+    cuts: &[usize],
     device: &dyn Device,
 ) -> (f32, BTreeMap<usize, Vec<f32>>) {
     let cx = context(device, true);
-    let x = device.upload(&random(&[4, 2, 6, 6], 8));
-    let (first, second) = (net.program(0..cut, target), net.program(cut..NODES, target));
-    assert_eq!(first.outputs(), second.inputs());
-    let (w1, mut s1) = net.pick(&first);
-    let (w2, mut s2) = net.pick(&second);
-    let (between, stash1) = first.forward(&cx, vec![x], &w1, &mut s1);
-    let (logits, stash2) = second.forward(&cx, between, &w2, &mut s2);
-    let loss = Loss::CrossEntropy.forward_backward(device, &logits[0], &labels());
-    let back = second.backward(&cx, stash2, &w2, vec![Some(loss.gradient)]);
-    let Gradients { inputs, weights } = first.backward(&cx, stash1, &w1, back.inputs);
-    assert_eq!(inputs.len(), 1);
-    assert!(inputs[0].is_none(), "nobody wants the gradient of the data");
+    let bounds = [&[0], cuts, &[NODES]].concat();
+    let stages: Vec<Program> = bounds
+        .windows(2)
+        .map(|b| net.program(b[0]..b[1], target))
+        .collect();
+    let mut values = BTreeMap::from([(net.inputs[0], device.upload(&random(&[4, 2, 6, 6], 8)))]);
+    let mut kept = Vec::new();
+    for stage in &stages {
+        let (weights, mut states) = net.pick(stage);
+        let inputs = stage.inputs().iter().map(|v| values[v].clone()).collect();
+        let (outputs, stash) = stage.forward(&cx, inputs, &weights, &mut states);
+        values.extend(stage.outputs().iter().copied().zip(outputs));
+        kept.push((stash, weights));
+    }
+    let loss = Loss::CrossEntropy.forward_backward(device, &values[&target], &labels());
+    let mut flowing = BTreeMap::from([(target, loss.gradient)]);
     let mut grads = BTreeMap::new();
-    for (program, grad) in [(&first, weights), (&second, back.weights)] {
-        for (&parameter, grad) in program.weights().iter().zip(grad) {
+    for (stage, (stash, weights)) in stages.iter().zip(kept).rev() {
+        let outputs = stage
+            .outputs()
+            .iter()
+            .map(|v| flowing.get(v).cloned())
+            .collect();
+        let back = stage.backward(&cx, stash, &weights, outputs);
+        for ((&value, grad), &promised) in stage
+            .inputs()
+            .iter()
+            .zip(back.inputs)
+            .zip(stage.input_gradients())
+        {
+            assert_eq!(grad.is_some(), promised);
+            assert_eq!(
+                promised,
+                value != net.inputs[0],
+                "nobody wants the gradient of the data"
+            );
+            flowing.extend(grad.map(|grad| (value, grad)));
+        }
+        for (&parameter, grad) in stage.weights().iter().zip(back.weights) {
             grads.insert(parameter, grad.f32s().to_vec());
         }
     }
@@ -177,22 +201,23 @@ fn step(
 fn every_cut_gives_the_same_step() {
     let (net, logits) = small_net();
     let device = cpu();
-    let whole = step(&net, logits, NODES, &*device);
+    let whole = step(&net, logits, &[], &*device);
     assert_eq!(whole.1.len(), 5);
-    for cut in 1..NODES - 1 {
+    for cut in 1..NODES {
         assert_eq!(
-            step(&net, logits, cut, &*device),
+            step(&net, logits, &[cut], &*device),
             whole,
             "cut before node {cut}"
         );
     }
+    assert_eq!(step(&net, logits, &[2, 7], &*device), whole);
 }
 
 #[test]
 fn gradients_are_those_of_the_loss() {
     let (mut net, logits) = small_net();
     let device = cpu();
-    let (_, grads) = step(&net, logits, 5, &*device);
+    let (_, grads) = step(&net, logits, &[5], &*device);
     for (parameter, grad) in grads {
         let original = net.weights[parameter].clone();
         for i in (0..grad.len()).step_by(grad.len().div_ceil(6)) {
@@ -200,7 +225,7 @@ fn gradients_are_those_of_the_loss() {
                 let mut values = original.f32s().to_vec();
                 values[i] += by;
                 net.weights[parameter] = Tensor::from_f32(original.shape(), values);
-                f64::from(step(&net, logits, NODES, &*device).0)
+                f64::from(step(&net, logits, &[], &*device).0)
             };
             // Small, since the net has bends; the loss is summed in f64 but made of f32 values.
             let numeric = (moved(2e-3) - moved(-2e-3)) / 4e-3;
