@@ -37,12 +37,12 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         "Mul" => Binary::Mul,
         _ => Binary::Div,
     };
-    if op == Binary::Div && a.dtype == DType::I64 {
-        if let Some(divisor) = spec.constants.get(1).and_then(Option::as_ref) {
-            if divisor.i64s().contains(&0) {
-                return Err(spec.input_error("B", "divides integers by 0"));
-            }
-        }
+    if op == Binary::Div
+        && a.dtype == DType::I64
+        && let Some(divisor) = spec.constants.get(1).and_then(Option::as_ref)
+        && divisor.i64s().contains(&0)
+    {
+        return Err(spec.input_error("B", "divides integers by 0"));
     }
     Ok(Box::new(Arithmetic {
         op,

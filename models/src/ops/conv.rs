@@ -23,12 +23,12 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
             "X {x:?} and W {w:?} must both be [n, c, spatial axes]"
         )));
     }
-    if let Some(kernel) = spec.ints("kernel_shape")? {
-        if !kernel.iter().copied().eq(w[2..].iter().map(|&k| k as i64)) {
-            return Err(
-                spec.attribute_error("kernel_shape", format!("{kernel:?} differs from W {w:?}"))
-            );
-        }
+    if let Some(kernel) = spec.ints("kernel_shape")?
+        && !kernel.iter().copied().eq(w[2..].iter().map(|&k| k as i64))
+    {
+        return Err(
+            spec.attribute_error("kernel_shape", format!("{kernel:?} differs from W {w:?}"))
+        );
     }
     let groups = usize::try_from(spec.int("group")?.unwrap_or(1)).unwrap_or(0);
     let (in_channels, out_channels) = (x[1], w[0]);

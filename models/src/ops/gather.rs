@@ -20,13 +20,13 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
     spec.expect_dtype(indices, "indices", DType::I64)?;
     let axis = spec.axis(spec.int("axis")?.unwrap_or(0), data.shape.len())?;
     let extent = data.shape[axis] as i64;
-    if let Some(known) = spec.constants.get(1).and_then(Option::as_ref) {
-        if let Some(index) = known.i64s().iter().find(|&&i| i < -extent || i >= extent) {
-            return Err(spec.input_error(
-                "indices",
-                format!("{index} is outside of axis {axis} of data {:?}", data.shape),
-            ));
-        }
+    if let Some(known) = spec.constants.get(1).and_then(Option::as_ref)
+        && let Some(index) = known.i64s().iter().find(|&&i| i < -extent || i >= extent)
+    {
+        return Err(spec.input_error(
+            "indices",
+            format!("{index} is outside of axis {axis} of data {:?}", data.shape),
+        ));
     }
     let shape = [
         &data.shape[..axis],

@@ -74,7 +74,7 @@ fn reshape(spec: &NodeSpec<'_>, shape: &[usize]) -> Result<Vec<usize>, OpError> 
     let elements: usize = shape.iter().product();
     let given = product(&output).ok_or_else(refuse)?;
     if let Some(axis) = open {
-        if given == 0 || elements % given != 0 {
+        if given == 0 || !elements.is_multiple_of(given) {
             return Err(refuse());
         }
         output[axis] = elements / given;

@@ -7,7 +7,7 @@ use models::device::Device;
 use models::loss::Loss;
 use models::ops::ValueType;
 use models::optimizer::{Optimizer, OptimizerState};
-use models::program::{Gradients, Node, Program, Source, ValueId};
+use models::program::{Node, Program, Source, ValueId};
 use models::tensor::{DType, Tensor};
 
 use crate::support::{Case, assert_close, context, cpu, ints, map, random, random_positive};
