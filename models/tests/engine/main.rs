@@ -7,3 +7,4 @@ mod optimizer;
 mod program;
 mod refusals;
 mod support;
+mod whole_models;
