@@ -1,7 +1,9 @@
 //! Initial weights: named and seeded, so that a parameter comes out the same however the model is cut.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
+use crate::program::{Source, ValueId};
 use crate::random::Stream;
 use crate::tensor::{DType, Tensor};
 
@@ -43,6 +45,30 @@ impl Fan {
             outputs: outputs * field,
         })
     }
+}
+
+/// The fan of a parameter: that of the linear map it is the matrix of, directly or transposed or reshaped
+/// on the way. `None` for biases, scales and whatever else.
+pub fn fan(source: &Source<'_>, parameter: ValueId) -> Option<Fan> {
+    let mut names = BTreeSet::from([parameter]);
+    for node in source.nodes {
+        for (position, input) in node.inputs.iter().enumerate() {
+            if !input.is_some_and(|value| names.contains(&value)) {
+                continue;
+            }
+            let fan = node.op.fan(position);
+            if fan.is_some() {
+                return fan;
+            }
+            if matches!(
+                node.op.name(),
+                "Identity" | "Transpose" | "Reshape" | "Squeeze" | "Unsqueeze"
+            ) {
+                names.extend(node.outputs.iter().flatten());
+            }
+        }
+    }
+    None
 }
 
 impl Init {

@@ -8,6 +8,7 @@ use super::layers;
 use super::nodes::{self, RawNode};
 use super::{Graph, GraphError, GraphErrorKind, Node, Origin, Parameter, State, Value, ValueId};
 use crate::device::cpu::CpuDevice;
+use crate::init;
 use crate::onnx::Model;
 use crate::ops::ValueType;
 
@@ -190,6 +191,10 @@ fn finish(
     graph.final_softmax = final_softmax(draft, &graph, &outputs, &live, &order);
     let assigned: Vec<usize> = order.iter().map(|&position| assigned[position]).collect();
     graph.layers = layers::describe(&graph, &assigned);
+    for parameter in 0..graph.parameters.len() {
+        let fan = init::fan(&graph.source(), graph.parameters[parameter].value);
+        graph.parameters[parameter].fan = fan;
+    }
     Ok(graph)
 }
 
@@ -272,6 +277,7 @@ impl<'a> Assembly<'a> {
                     name,
                     value: id,
                     tensor,
+                    fan: None,
                     constant_fill,
                 });
                 self.graph.parameter_values.push(id);

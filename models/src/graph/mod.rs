@@ -19,6 +19,7 @@ pub use build::BuildOptions;
 pub use error::{GraphError, GraphErrorKind};
 pub use layers::{Layer, LayerEdge};
 
+use crate::init::Fan;
 use crate::loss::Loss;
 use crate::ops::ValueType;
 use crate::program::{self, Program};
@@ -71,6 +72,8 @@ pub struct Parameter {
     pub value: ValueId,
     /// What the file has for it, on the host.
     pub tensor: Tensor,
+    /// What an initialisation goes by; `None` for biases, scales and shifts.
+    pub fan: Option<Fan>,
     /// Whether the file only fills it with one number, so that it has to be initialised before training.
     pub constant_fill: bool,
 }

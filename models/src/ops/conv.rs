@@ -2,6 +2,7 @@
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, window};
 use crate::device::params::{self, Reduction};
+use crate::init::Fan;
 use crate::tensor::Tensor;
 
 #[derive(Debug)]
@@ -71,6 +72,14 @@ impl Operator for Conv {
 
     fn weights(&self) -> &[usize] {
         &[1, 2]
+    }
+
+    fn fan(&self, input: usize) -> Option<Fan> {
+        if input == 1 {
+            Fan::of(&self.filter_shape, false)
+        } else {
+            None
+        }
     }
 
     fn saves(&self) -> Saves {

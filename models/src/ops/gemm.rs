@@ -2,6 +2,7 @@
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, sum_to};
 use crate::device::params::{self, Unary, View};
+use crate::init::Fan;
 use crate::shape;
 use crate::tensor::Tensor;
 
@@ -75,6 +76,18 @@ impl Operator for Gemm {
 
     fn weights(&self) -> &[usize] {
         &[0, 1, 2]
+    }
+
+    fn fan(&self, input: usize) -> Option<Fan> {
+        let outputs = match input {
+            0 => self.params.m,
+            1 => self.params.n,
+            _ => return None,
+        };
+        Some(Fan {
+            inputs: self.params.k,
+            outputs,
+        })
     }
 
     fn saves(&self) -> Saves {

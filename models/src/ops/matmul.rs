@@ -2,6 +2,7 @@
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, sum_to};
 use crate::device::params::Gemm;
+use crate::init::Fan;
 use crate::shape;
 use crate::tensor::Tensor;
 
@@ -112,6 +113,13 @@ impl Operator for MatMul {
 
     fn weights(&self) -> &[usize] {
         &[0, 1]
+    }
+
+    fn fan(&self, input: usize) -> Option<Fan> {
+        Some(Fan {
+            inputs: self.k,
+            outputs: if input == 0 { self.m } else { self.n },
+        })
     }
 
     fn saves(&self) -> Saves {

@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 
 use crate::device::Device;
 use crate::device::params::Reduction;
+use crate::init::Fan;
 use crate::tensor::{DType, Tensor};
 
 /// An attribute of an ONNX node.
@@ -257,6 +258,12 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
     /// Positions of inputs that hold trainable weights when they are float initializers.
     fn weights(&self) -> &[usize] {
         &[]
+    }
+
+    /// How many terms an input weighs together and how many results each of its numbers reaches, where the
+    /// input is the matrix of a linear map: what an initialisation goes by.
+    fn fan(&self, _input: usize) -> Option<Fan> {
+        None
     }
 
     /// What the backward reads again.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use models::device::Device;
+use models::init::{self, Fan};
 use models::loss::Loss;
 use models::ops::ValueType;
 use models::optimizer::{Optimizer, OptimizerState};
@@ -451,4 +452,28 @@ fn integers_flow_without_gradients() {
         .collect();
     assert_eq!(rows, [2., 3., 0., 0., 0., 0., 1.]);
     assert!(grads.inputs[0].is_none());
+}
+
+#[test]
+fn a_fan_is_found_behind_a_transposition() {
+    let mut net = Net::default();
+    let x = net.input(&[2, 3]);
+    let w = net.weight(random(&[5, 3], 1));
+    let b = net.weight(random(&[1, 5], 1));
+    let turned = net.node(Case::new("Transpose", 13), &[w]);
+    let product = net.node(Case::new("MatMul", 13), &[x, turned]);
+    net.node(Case::new("Add", 14), &[product, b]);
+    let source = Source {
+        nodes: &net.nodes,
+        parameters: &net.parameters,
+        states: &net.states,
+        constants: &net.constants,
+        inputs: &net.inputs,
+    };
+    let expected = Fan {
+        inputs: 3,
+        outputs: 5,
+    };
+    assert_eq!(init::fan(&source, w), Some(expected));
+    assert_eq!(init::fan(&source, b), None);
 }
