@@ -14,8 +14,8 @@ use super::pool::{self, Memory};
 use super::{BatchNormBackward, BatchNormForward, Device, LossOutput};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
-use kernels::{conv, matmul};
-use reference::{elementwise, layout, loss, norm, pool as pooling};
+use kernels::{conv, elementwise, matmul, norm, pool as pooling};
+use reference::{layout, loss};
 
 /// A CPU worker's device: a pool of memory and a number of cores.
 pub struct CpuDevice {
@@ -44,15 +44,11 @@ impl CpuDevice {
     fn binary_of<T: Pod>(&self, f: impl Fn(T, T) -> T, mut a: Tensor, mut b: Tensor) -> Tensor {
         if a.shape() == b.shape() {
             if a.is_unique() {
-                for (a, &b) in out::<T>(&mut a).iter_mut().zip(b.elements::<T>()) {
-                    *a = f(*a, b);
-                }
+                elementwise::each_with(out(&mut a), b.elements(), f);
                 return a;
             }
             if b.is_unique() {
-                for (&a, b) in a.elements::<T>().iter().zip(out::<T>(&mut b)) {
-                    *b = f(a, *b);
-                }
+                elementwise::each_with(out(&mut b), a.elements(), |b, a| f(a, b));
                 return b;
             }
         }
@@ -190,13 +186,13 @@ impl Device for CpuDevice {
 
     fn average_pool(&self, p: &Pool, input: &Tensor) -> Tensor {
         let mut output = self.floats(&[p.planes, p.window.output[0], p.window.output[1]]);
-        pooling::average_pool(p, input.f32s(), out(&mut output));
+        reference::pool::average_pool(p, input.f32s(), out(&mut output));
         output
     }
 
     fn average_pool_backward(&self, p: &Pool, grad: &Tensor) -> Tensor {
         let mut input_grad = self.floats(&[p.planes, p.window.input[0], p.window.input[1]]);
-        pooling::average_pool_backward(p, grad.f32s(), out(&mut input_grad));
+        reference::pool::average_pool_backward(p, grad.f32s(), out(&mut input_grad));
         input_grad
     }
 
@@ -212,9 +208,21 @@ impl Device for CpuDevice {
         momentum: f32,
     ) -> BatchNormForward {
         let channels = [axis.len];
-        let mut mean = self.floats(&channels);
-        let mut variance = self.floats(&channels);
-        norm::moments(axis, x.f32s(), out(&mut mean), out(&mut variance));
+        let [mut mean, mut variance, mut inv_std] = [(); 3].map(|()| self.floats(&channels));
+        let mut output = self.floats(x.shape());
+        norm::batch_norm(
+            axis,
+            x.f32s(),
+            scale.f32s(),
+            bias.f32s(),
+            eps,
+            norm::Statistics {
+                mean: out(&mut mean),
+                variance: out(&mut variance),
+                inv_std: out(&mut inv_std),
+            },
+            out(&mut output),
+        );
         let blend = |old: &Tensor, new: &Tensor| {
             let mut blended = self.floats(&channels);
             let values = old.f32s().iter().zip(new.f32s());
@@ -225,21 +233,10 @@ impl Device for CpuDevice {
         };
         let running_mean = blend(running_mean, &mean);
         let running_variance = blend(running_variance, &variance);
-        let mut inverse = self.floats(&channels);
-        inv_std(variance.f32s(), eps, out(&mut inverse));
-        let mut output = self.upload(x);
-        norm::normalize(
-            axis,
-            out(&mut output),
-            mean.f32s(),
-            inverse.f32s(),
-            scale.f32s(),
-            bias.f32s(),
-        );
         BatchNormForward {
             output,
             mean,
-            inv_std: inverse,
+            inv_std,
             running_mean,
             running_variance,
         }
@@ -257,23 +254,16 @@ impl Device for CpuDevice {
         let mut input = self.owned(grad);
         let mut scale_grad = self.floats(&[axis.len]);
         let mut bias_grad = self.floats(&[axis.len]);
-        norm::normalize_backward_parameters(
-            axis,
-            x.f32s(),
-            input.f32s(),
-            mean.f32s(),
-            inv_std.f32s(),
-            out(&mut scale_grad),
-            out(&mut bias_grad),
-        );
-        norm::normalize_backward_input(
+        norm::batch_norm_backward(
             axis,
             x.f32s(),
             out(&mut input),
             mean.f32s(),
             inv_std.f32s(),
             scale.f32s(),
-            Some((scale_grad.f32s(), bias_grad.f32s())),
+            true,
+            out(&mut scale_grad),
+            out(&mut bias_grad),
         );
         BatchNormBackward {
             input,
@@ -321,23 +311,16 @@ impl Device for CpuDevice {
         let mut input = self.owned(grad);
         let mut scale_grad = self.floats(&[axis.len]);
         let mut bias_grad = self.floats(&[axis.len]);
-        norm::normalize_backward_parameters(
-            axis,
-            x.f32s(),
-            input.f32s(),
-            mean.f32s(),
-            inverse.f32s(),
-            out(&mut scale_grad),
-            out(&mut bias_grad),
-        );
-        norm::normalize_backward_input(
+        norm::batch_norm_backward(
             axis,
             x.f32s(),
             out(&mut input),
             mean.f32s(),
             inverse.f32s(),
             scale.f32s(),
-            None,
+            false,
+            out(&mut scale_grad),
+            out(&mut bias_grad),
         );
         BatchNormBackward {
             input,
@@ -348,26 +331,30 @@ impl Device for CpuDevice {
 
     fn softmax(&self, axis: Axis, x: Tensor, log: bool) -> Tensor {
         let mut output = self.owned(x);
-        norm::softmax(axis, out(&mut output), log);
+        if axis.inner == 1 {
+            norm::softmax(axis, out(&mut output), log);
+        } else {
+            reference::norm::softmax(axis, out(&mut output), log);
+        }
         output
     }
 
     fn softmax_backward(&self, axis: Axis, output: &Tensor, grad: Tensor, log: bool) -> Tensor {
         let mut grad = self.owned(grad);
-        norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
+        reference::norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
         grad
     }
 
     fn lrn(&self, p: &Lrn, x: &Tensor) -> (Tensor, Tensor) {
         let mut output = self.floats(x.shape());
         let mut base = self.floats(x.shape());
-        norm::lrn(p, x.f32s(), out(&mut output), out(&mut base));
+        reference::norm::lrn(p, x.f32s(), out(&mut output), out(&mut base));
         (output, base)
     }
 
     fn lrn_backward(&self, p: &Lrn, x: &Tensor, base: &Tensor, grad: &Tensor) -> Tensor {
         let mut input_grad = self.floats(x.shape());
-        norm::lrn_backward(p, x.f32s(), base.f32s(), grad.f32s(), out(&mut input_grad));
+        reference::norm::lrn_backward(p, x.f32s(), base.f32s(), grad.f32s(), out(&mut input_grad));
         input_grad
     }
 
@@ -384,9 +371,14 @@ impl Device for CpuDevice {
     }
 
     fn binary(&self, op: Binary, a: Tensor, b: Tensor) -> Tensor {
-        match a.dtype() {
-            DType::I64 => self.binary_of(|a, b| elementwise::binary_i64(op, a, b), a, b),
-            _ => self.binary_of(|a, b| elementwise::binary_f32(op, a, b), a, b),
+        match (a.dtype(), op) {
+            (DType::I64, _) => {
+                self.binary_of(|a, b| reference::elementwise::binary_i64(op, a, b), a, b)
+            }
+            (_, Binary::Add) => self.binary_of(|a: f32, b: f32| a + b, a, b),
+            (_, Binary::Sub) => self.binary_of(|a: f32, b: f32| a - b, a, b),
+            (_, Binary::Mul) => self.binary_of(|a: f32, b: f32| a * b, a, b),
+            (_, Binary::Div) => self.binary_of(|a: f32, b: f32| a / b, a, b),
         }
     }
 
@@ -466,7 +458,7 @@ impl Device for CpuDevice {
     fn random_mask(&self, shape: &[usize], keep: f32, seed: MaskSeed) -> Tensor {
         let mut mask = self.alloc(DType::Bool, shape);
         let samples = shape.first().copied().unwrap_or(1);
-        elementwise::random_mask(samples, keep, seed, raw(&mut mask));
+        reference::elementwise::random_mask(samples, keep, seed, raw(&mut mask));
         mask
     }
 

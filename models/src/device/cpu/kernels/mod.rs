@@ -9,10 +9,15 @@
 
 mod block;
 pub mod conv;
+pub mod elementwise;
+mod math;
 pub mod matmul;
+pub mod norm;
 mod pack;
 mod patches;
+pub mod pool;
 mod scratch;
+mod sum;
 mod tile;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Element by element: functions, broadcasting, reductions, masks, optimizer steps.
+//! Element by element: functions, broadcasting, reductions, masks.
 
-use crate::device::params::{AdamStep, Binary, MaskSeed, SgdStep, Unary};
+use crate::device::params::{Binary, MaskSeed, Unary};
 use crate::random::Stream;
 
 /// `x <- op(x)`.
@@ -54,16 +54,6 @@ pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
             }
             Unary::Scale(factor) => factor,
         };
-    }
-}
-
-/// `op(a, b)` of floats.
-pub fn binary_f32(op: Binary, a: f32, b: f32) -> f32 {
-    match op {
-        Binary::Add => a + b,
-        Binary::Sub => a - b,
-        Binary::Mul => a * b,
-        Binary::Div => a / b,
     }
 }
 
@@ -140,53 +130,5 @@ pub fn random_mask(samples: usize, keep: f32, seed: MaskSeed, mask: &mut [u8]) {
         for (i, mask) in mask.iter_mut().enumerate() {
             *mask = u8::from(stream.uniform(i as u64) < keep);
         }
-    }
-}
-
-/// `x <- x * factor` where the mask is 1, else 0.
-pub fn apply_mask(x: &mut [f32], mask: &[u8], factor: f32) {
-    for (x, &mask) in x.iter_mut().zip(mask) {
-        *x = if mask == 1 { *x * factor } else { 0.0 };
-    }
-}
-
-/// One SGD step. `velocity` is the old one and becomes the new one; `first`: it holds nothing yet.
-pub fn sgd(
-    s: SgdStep,
-    weight: &mut [f32],
-    grad: &[f32],
-    velocity: Option<&mut [f32]>,
-    first: bool,
-) {
-    let Some(velocity) = velocity else {
-        for (w, &g) in weight.iter_mut().zip(grad) {
-            *w -= s.lr * (g + s.weight_decay * *w);
-        }
-        return;
-    };
-    for ((w, &g), v) in weight.iter_mut().zip(grad).zip(velocity) {
-        let g = g + s.weight_decay * *w;
-        *v = if first { g } else { s.momentum * *v + g };
-        let direction = if s.nesterov { g + s.momentum * *v } else { *v };
-        *w -= s.lr * direction;
-    }
-}
-
-/// One Adam step; both moments become the new ones.
-pub fn adam(s: AdamStep, weight: &mut [f32], grad: &[f32], first: &mut [f32], second: &mut [f32]) {
-    let step = s.step.min(i32::MAX as u64) as i32;
-    let correction1 = 1.0 - f64::from(s.beta1).powi(step);
-    let correction2 = (1.0 - f64::from(s.beta2).powi(step)).sqrt() as f32;
-    let rate = (f64::from(s.lr) / correction1) as f32;
-    for (((w, &g), m), v) in weight.iter_mut().zip(grad).zip(first).zip(second) {
-        let g = if s.decoupled {
-            *w *= 1.0 - s.lr * s.weight_decay;
-            g
-        } else {
-            g + s.weight_decay * *w
-        };
-        *m += (1.0 - s.beta1) * (g - *m);
-        *v = s.beta2 * *v + (1.0 - s.beta2) * g * g;
-        *w -= rate * *m / (v.sqrt() / correction2 + s.eps);
     }
 }

@@ -1,0 +1,335 @@
+//! Element by element: functions, broadcasting, reductions, masks, optimizer steps.
+//!
+//! Plain loops, compiled once per instruction set by `pulp`'s dispatch; what decides is chosen outside of
+//! them.
+
+use pulp::Arch;
+
+use super::math;
+use super::sum;
+use crate::device::params::{AdamStep, SgdStep, Unary};
+
+/// `x <- op(x)`.
+pub fn unary(op: Unary, x: &mut [f32]) {
+    match op {
+        // Written so that NaN stays NaN.
+        Unary::Relu => each(x, |x| if x < 0.0 { 0.0 } else { x }),
+        Unary::Sigmoid => each(x, math::sigmoid),
+        Unary::Tanh => each(x, math::tanh),
+        Unary::Clip { low, high } => each(x, |x| {
+            let x = if x < low { low } else { x };
+            if x > high { high } else { x }
+        }),
+        Unary::Scale(factor) => each(x, |x| factor * x),
+    }
+}
+
+fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
+    Arch::new().dispatch(
+        #[inline(always)]
+        || x.iter_mut().for_each(|x| *x = f(*x)),
+    );
+}
+
+/// `grad <- grad * op'`, see [`crate::device::Device::unary_backward`].
+pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
+    match op {
+        Unary::Relu => each_with(grad, saved, |g, s| if s > 0.0 { g } else { 0.0 }),
+        Unary::Sigmoid => each_with(grad, saved, |g, s| g * (s * (1.0 - s))),
+        Unary::Tanh => each_with(grad, saved, |g, s| g * (1.0 - s * s)),
+        Unary::Clip { low, high } => {
+            each_with(
+                grad,
+                saved,
+                |g, s| if s >= low && s <= high { g } else { 0.0 },
+            );
+        }
+        Unary::Scale(factor) => each(grad, |g| factor * g),
+    }
+}
+
+/// `a <- f(a, b)`.
+pub fn each_with<T: Copy>(a: &mut [T], b: &[T], f: impl Fn(T, T) -> T) {
+    Arch::new().dispatch(
+        #[inline(always)]
+        || a.iter_mut().zip(b).for_each(|(a, &b)| *a = f(*a, b)),
+    );
+}
+
+/// Combines two tensors of `shape` after broadcasting; the strides say how each runs.
+pub fn broadcast<T: Copy>(
+    shape: &[usize],
+    (a, a_strides): (&[T], &[usize]),
+    (b, b_strides): (&[T], &[usize]),
+    out: &mut [T],
+    f: impl Fn(T, T) -> T,
+) {
+    let axes = Axes::new(shape, [a_strides, b_strides]);
+    let &[a_step, b_step] = &axes.inner_strides;
+    Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            axes.for_each_run(|[a0, b0], out0, n| {
+                let out = &mut out[out0..][..n];
+                match (a_step, b_step) {
+                    (1, 1) => {
+                        let terms = a[a0..][..n].iter().zip(&b[b0..][..n]);
+                        out.iter_mut()
+                            .zip(terms)
+                            .for_each(|(out, (&a, &b))| *out = f(a, b));
+                    }
+                    (1, 0) => {
+                        let b = b[b0];
+                        out.iter_mut()
+                            .zip(&a[a0..][..n])
+                            .for_each(|(out, &a)| *out = f(a, b));
+                    }
+                    (0, 1) => {
+                        let a = a[a0];
+                        out.iter_mut()
+                            .zip(&b[b0..][..n])
+                            .for_each(|(out, &b)| *out = f(a, b));
+                    }
+                    _ => {
+                        for (i, out) in out.iter_mut().enumerate() {
+                            *out = f(a[a0 + i * a_step], b[b0 + i * b_step]);
+                        }
+                    }
+                }
+            });
+        },
+    );
+}
+
+/// Sums `x` of `shape` into `out`, whose strides are 0 along reduced axes, and multiplies by `factor`.
+pub fn reduce(shape: &[usize], x: &[f32], strides: &[usize], factor: f32, out: &mut [f32]) {
+    let axes = Axes::new(shape, [strides]);
+    let mut sums = vec![0f64; out.len()];
+    Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            axes.for_each_run(|[o], x0, n| {
+                let x = &x[x0..][..n];
+                match axes.inner_strides {
+                    [0] => sums[o] += sum::of(x, |x| x),
+                    [step] => {
+                        let sums = sums[o..].iter_mut().step_by(step);
+                        sums.zip(x).for_each(|(sum, &x)| *sum += f64::from(x));
+                    }
+                }
+            });
+        },
+    );
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = (sum * f64::from(factor)) as f32;
+    }
+}
+
+/// A contiguous tensor's axes, neighbours merged where `N` other tensors run through both alike.
+struct Axes<const N: usize> {
+    /// Extents and strides of all but the last.
+    outer: Vec<(usize, [usize; N])>,
+    inner: usize,
+    inner_strides: [usize; N],
+}
+
+impl<const N: usize> Axes<N> {
+    fn new(shape: &[usize], strides: [&[usize]; N]) -> Self {
+        let mut merged: Vec<(usize, [usize; N])> = Vec::new();
+        for (axis, &extent) in shape.iter().enumerate() {
+            let strides = strides.map(|strides| strides[axis]);
+            match merged.last_mut() {
+                _ if extent == 1 => (),
+                Some((before, outer)) if *outer == strides.map(|stride| stride * extent) => {
+                    (*before, *outer) = (*before * extent, strides);
+                }
+                _ => merged.push((extent, strides)),
+            }
+        }
+        let (inner, inner_strides) = merged.pop().unwrap_or((1, [1; N]));
+        Axes {
+            outer: merged,
+            inner,
+            inner_strides,
+        }
+    }
+
+    /// Calls `f(offsets in the others, offset here, length)` for every run along the last axis.
+    #[inline(always)]
+    fn for_each_run(&self, mut f: impl FnMut([usize; N], usize, usize)) {
+        let runs: usize = self.outer.iter().map(|(extent, _)| extent).product();
+        let mut index = vec![0; self.outer.len()];
+        let mut offsets = [0; N];
+        for run in 0..runs {
+            f(offsets, run * self.inner, self.inner);
+            for (index, (extent, strides)) in index.iter_mut().zip(&self.outer).rev() {
+                *index += 1;
+                offsets
+                    .iter_mut()
+                    .zip(strides)
+                    .for_each(|(offset, stride)| *offset += stride);
+                if *index < *extent {
+                    break;
+                }
+                *index = 0;
+                offsets
+                    .iter_mut()
+                    .zip(strides)
+                    .for_each(|(offset, stride)| *offset -= stride * extent);
+            }
+        }
+    }
+}
+
+/// `x <- x * factor` where the mask is 1, else 0.
+pub fn apply_mask(x: &mut [f32], mask: &[u8], factor: f32) {
+    Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            for (x, &mask) in x.iter_mut().zip(mask) {
+                *x = if mask == 1 { *x * factor } else { 0.0 };
+            }
+        },
+    );
+}
+
+/// One SGD step. `velocity` is the old one and becomes the new one; `first`: it holds nothing yet.
+pub fn sgd(
+    s: SgdStep,
+    weight: &mut [f32],
+    grad: &[f32],
+    velocity: Option<&mut [f32]>,
+    first: bool,
+) {
+    let arch = Arch::new();
+    let Some(velocity) = velocity else {
+        arch.dispatch(
+            #[inline(always)]
+            || {
+                for (w, &g) in weight.iter_mut().zip(grad) {
+                    *w -= s.lr * (g + s.weight_decay * *w);
+                }
+            },
+        );
+        return;
+    };
+    if first {
+        velocity.fill(0.0);
+    }
+    arch.dispatch(
+        #[inline(always)]
+        || {
+            for ((w, &g), v) in weight.iter_mut().zip(grad).zip(velocity) {
+                let g = g + s.weight_decay * *w;
+                *v = s.momentum * *v + g;
+                let direction = if s.nesterov { g + s.momentum * *v } else { *v };
+                *w -= s.lr * direction;
+            }
+        },
+    );
+}
+
+/// One Adam step; both moments become the new ones.
+pub fn adam(s: AdamStep, weight: &mut [f32], grad: &[f32], first: &mut [f32], second: &mut [f32]) {
+    let step = s.step.min(i32::MAX as u64) as i32;
+    let correction1 = 1.0 - f64::from(s.beta1).powi(step);
+    let correction2 = (1.0 - f64::from(s.beta2).powi(step)).sqrt() as f32;
+    let rate = (f64::from(s.lr) / correction1) as f32;
+    // Decay acts on the weight itself or through the gradient.
+    let (shrink, decay) = if s.decoupled {
+        (1.0 - s.lr * s.weight_decay, 0.0)
+    } else {
+        (1.0, s.weight_decay)
+    };
+    Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            for (((w, &g), m), v) in weight.iter_mut().zip(grad).zip(first).zip(second) {
+                let g = g + decay * *w;
+                *m += (1.0 - s.beta1) * (g - *m);
+                *v = s.beta2 * *v + (1.0 - s.beta2) * g * g;
+                *w = *w * shrink - rate * *m / (v.sqrt() / correction2 + s.eps);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::kernels::testing::{assert_close, values};
+    use crate::device::cpu::reference::elementwise as plain;
+    use crate::shape;
+
+    #[test]
+    fn functions() {
+        let clip = Unary::Clip {
+            low: -0.2,
+            high: 0.3,
+        };
+        for op in [
+            Unary::Relu,
+            Unary::Sigmoid,
+            Unary::Tanh,
+            clip,
+            Unary::Scale(3.0),
+        ] {
+            let x = values(1003, 1);
+            let (mut actual, mut expected) = (x.clone(), x.clone());
+            unary(op, &mut actual);
+            plain::unary(op, &mut expected);
+            assert_close(&format!("{op:?}"), &actual, &expected, 1e-6);
+            let (mut actual, mut expected) = (values(1003, 2), values(1003, 2));
+            unary_backward(op, &x, &mut actual);
+            plain::unary_backward(op, &x, &mut expected);
+            assert_close(&format!("backward of {op:?}"), &actual, &expected, 1e-6);
+        }
+        let mut x = [f32::NAN, -1.0];
+        unary(Unary::Relu, &mut x);
+        assert!(x[0].is_nan() && x[1] == 0.0);
+    }
+
+    #[test]
+    fn broadcasting() {
+        for (a, b) in [
+            (vec![2, 3, 4], vec![2, 3, 4]),
+            (vec![2, 3, 4], vec![4]),
+            (vec![2, 3, 4], vec![3, 1]),
+            (vec![2, 1, 4], vec![3, 1]),
+            (vec![1], vec![5, 2]),
+            (vec![2, 3, 1, 1], vec![2, 1, 5, 7]),
+            (vec![], vec![]),
+        ] {
+            let shape = shape::broadcast(&a, &b).unwrap();
+            let n = shape.iter().product();
+            let (x, y) = (values(a.iter().product(), 1), values(b.iter().product(), 2));
+            let x = (&x[..], &shape::broadcast_strides(&a, &shape)[..]);
+            let y = (&y[..], &shape::broadcast_strides(&b, &shape)[..]);
+            let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
+            broadcast(&shape, x, y, &mut actual, |x, y| x - y);
+            plain::broadcast(&shape, x, y, &mut expected, |x, y| x - y);
+            assert_eq!(actual, expected, "{a:?} - {b:?}");
+        }
+    }
+
+    #[test]
+    fn reductions() {
+        let shape = [3, 5, 2, 67];
+        let x = values(shape.iter().product(), 1);
+        for kept in [
+            [3, 5, 2, 67],
+            [1, 5, 1, 1],
+            [3, 1, 2, 1],
+            [1, 1, 1, 67],
+            [1, 1, 1, 1],
+            [3, 1, 1, 67],
+        ] {
+            let strides = shape::broadcast_strides(&kept, &shape);
+            let n = kept.iter().product();
+            let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
+            reduce(&shape, &x, &strides, 0.5, &mut actual);
+            plain::reduce(&shape, &x, &strides, 0.5, &mut expected);
+            assert_close(&format!("to {kept:?}"), &actual, &expected, 1e-6);
+        }
+    }
+}
