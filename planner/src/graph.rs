@@ -1,7 +1,152 @@
 //! The layer graph: layers in execution order and the tensors that flow between them.
 
+use std::collections::HashMap;
+
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::{DfsEvent, depth_first_search};
+
+use crate::profile::Profile;
+
+/// What one layer costs, in seconds and bytes per minibatch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Unique name.
+    pub name: String,
+    /// f: seconds.
+    pub forward: f64,
+    /// b: seconds.
+    pub backward: f64,
+    /// u: seconds of the optimizer step.
+    pub step: f64,
+    /// w: bytes of weights.
+    pub parameters: f64,
+    /// Bytes of optimizer state.
+    pub optimizer: f64,
+    /// s: bytes that a forward keeps for its backward.
+    pub stash: f64,
+    /// Bytes of scratch while the layer runs.
+    pub workspace: f64,
+}
+
+/// A tensor that later layers read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// The layer that makes it.
+    pub producer: usize,
+    /// The layers that read it, ascending.
+    pub readers: Vec<usize>,
+    /// a: bytes per minibatch.
+    pub bytes: f64,
+    /// Whether a gradient of the same size comes back.
+    pub gradient: bool,
+}
+
+impl Tensor {
+    /// Bytes of the gradient that comes back.
+    #[must_use]
+    pub fn gradient_bytes(&self) -> f64 {
+        if self.gradient { self.bytes } else { 0.0 }
+    }
+}
+
+/// Layers, numbered in execution order, and their tensors.
+#[derive(Clone, Debug)]
+pub struct LayerGraph {
+    /// Node i is layer i; an edge carries the number of its tensor.
+    graph: DiGraph<Layer, usize>,
+    tensors: Vec<Tensor>,
+}
+
+impl LayerGraph {
+    /// The layer graph of a valid profile ([`Profile::validate`]).
+    #[must_use]
+    pub fn new(profile: &Profile) -> Self {
+        let mut graph = DiGraph::new();
+        let mut number = HashMap::new();
+        for (i, layer) in profile.layers.iter().enumerate() {
+            number.insert(layer.name.as_str(), i);
+            graph.add_node(Layer {
+                name: layer.name.clone(),
+                forward: layer.forward_ms / 1e3,
+                backward: layer.backward_ms / 1e3,
+                step: layer.step_ms / 1e3,
+                parameters: layer.parameter_bytes as f64,
+                optimizer: layer.optimizer_bytes as f64,
+                stash: layer.stash_bytes as f64,
+                workspace: layer.workspace_bytes as f64,
+            });
+        }
+        let mut tensors: Vec<Tensor> = Vec::new();
+        let mut known: HashMap<(usize, &str), usize> = HashMap::new();
+        for edge in &profile.edges {
+            let (producer, reader) = (number[edge.from.as_str()], number[edge.to.as_str()]);
+            let tensor = *known
+                .entry((producer, edge.tensor.as_str()))
+                .or_insert_with(|| {
+                    tensors.push(Tensor {
+                        producer,
+                        readers: Vec::new(),
+                        bytes: edge.bytes as f64,
+                        gradient: edge.gradient,
+                    });
+                    tensors.len() - 1
+                });
+            tensors[tensor].readers.push(reader);
+            graph.add_edge(NodeIndex::new(producer), NodeIndex::new(reader), tensor);
+        }
+        for tensor in &mut tensors {
+            tensor.readers.sort_unstable();
+        }
+        Self { graph, tensors }
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.graph.node_count()
+    }
+
+    /// Whether there are no layers.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Layer `i` in execution order.
+    #[must_use]
+    pub fn layer(&self, i: usize) -> &Layer {
+        &self.graph[NodeIndex::new(i)]
+    }
+
+    /// All layers in execution order.
+    pub fn layers(&self) -> impl DoubleEndedIterator<Item = &Layer> + ExactSizeIterator {
+        (0..self.len()).map(|i| self.layer(i))
+    }
+
+    /// All tensors that some later layer reads.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Whether the execution order is the only one: then every downset is a prefix of it, and a search over
+    /// contiguous stages misses no plan.
+    #[must_use]
+    pub fn is_linear(&self) -> bool {
+        (1..self.len()).all(|i| {
+            self.graph
+                .contains_edge(NodeIndex::new(i - 1), NodeIndex::new(i))
+        })
+    }
+
+    /// Whether some tensor is read further away than by the next layer.
+    #[must_use]
+    pub fn has_skips(&self) -> bool {
+        self.tensors
+            .iter()
+            .any(|t| t.readers.last().is_some_and(|&r| r > t.producer + 1))
+    }
+}
 
 /// Nodes along some cycle of the graph, in the direction of its edges; none if it is acyclic.
 pub(crate) fn find_cycle<N, E>(graph: &DiGraph<N, E>) -> Option<Vec<NodeIndex>> {

@@ -5,13 +5,17 @@
 //! [`Schedule`](schedule::Schedule) that says what every worker does. The executor reads the plan and
 //! carries out that very schedule; nothing here knows tensors, devices or transports.
 
+pub mod cost;
 pub mod file;
-mod graph;
+pub mod graph;
 pub mod plan;
 pub mod profile;
 pub mod schedule;
+#[cfg(feature = "solver")]
+pub mod solve;
 #[cfg(test)]
 mod testing;
+pub mod units;
 
 pub use plan::Plan;
 pub use profile::Profile;

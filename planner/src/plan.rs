@@ -65,6 +65,9 @@ pub struct Cluster {
     /// Latency of one message, seconds.
     #[serde(default)]
     pub latency_s: f64,
+    /// Whether all workers are threads of one process, which hand tensors over by reference.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub local: bool,
     /// Memory of one device; none means unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,

@@ -1,0 +1,225 @@
+//! Costs of a finished partition, computed from the layer graph itself.
+//!
+//! This shares no table with the solvers: what they promise is recomputed here before anything is printed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::formula::Formula;
+use super::stage::{Loads, Machine, StageSums};
+use crate::graph::LayerGraph;
+use crate::schedule::StageLink;
+
+/// Stages in pipeline order and how often each is replicated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Layers of each stage: consecutive in execution order, together all of them.
+    pub stages: Vec<Range<usize>>,
+    /// Replicas of each stage.
+    pub replicas: Vec<usize>,
+}
+
+impl Partition {
+    /// Workers that it takes.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.replicas.iter().sum()
+    }
+}
+
+/// Bytes per minibatch from one stage to another and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkBytes {
+    /// The producing stage.
+    pub from: usize,
+    /// The reading stage.
+    pub to: usize,
+    /// Activations forward.
+    pub activations: f64,
+    /// Gradients back.
+    pub gradients: f64,
+}
+
+impl LinkBytes {
+    /// The link as the schedule knows it.
+    #[must_use]
+    pub fn link(&self) -> StageLink {
+        StageLink {
+            from: self.from,
+            to: self.to,
+            gradient: self.gradients > 0.0,
+        }
+    }
+}
+
+/// Costs of one stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageEvaluation {
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Its replicas.
+    pub replicas: usize,
+    /// Sums over its layers, with the traffic that the other stages cause.
+    pub sums: StageSums,
+    /// Loads of each replica.
+    pub loads: Loads,
+}
+
+/// Costs of a partition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// In pipeline order.
+    pub stages: Vec<StageEvaluation>,
+    /// Every pair of stages that exchange tensors, ordered.
+    pub links: Vec<LinkBytes>,
+    /// The largest load of any resource under the cost model, seconds per minibatch.
+    pub bottleneck: f64,
+    /// The stage that has it.
+    pub bottleneck_stage: usize,
+    /// Bytes that cross any link per minibatch: activations, gradients, all-reduce.
+    pub bytes_per_minibatch: f64,
+}
+
+impl Evaluation {
+    /// Evaluates a partition of the graph's layers into non-empty consecutive stages.
+    #[must_use]
+    pub fn new(graph: &LayerGraph, partition: &Partition, machine: &Machine) -> Self {
+        let mut stage_of = vec![0; graph.len()];
+        let mut sums: Vec<StageSums> = Vec::new();
+        for (stage, layers) in partition.stages.iter().enumerate() {
+            let mut stage_sums = StageSums::default();
+            for layer in layers.clone() {
+                stage_of[layer] = stage;
+                stage_sums.add(graph.layer(layer));
+            }
+            sums.push(stage_sums);
+        }
+        let links = links(graph, &stage_of);
+        for link in &links {
+            sums[link.from].traffic.output += link.activations;
+            sums[link.from].traffic.output_gradient += link.gradients;
+            sums[link.to].traffic.input += link.activations;
+            sums[link.to].traffic.input_gradient += link.gradients;
+        }
+        let stages: Vec<StageEvaluation> = sums
+            .into_iter()
+            .zip(partition.stages.iter().zip(&partition.replicas))
+            .map(|(sums, (layers, &replicas))| StageEvaluation {
+                layers: layers.clone(),
+                replicas,
+                sums,
+                loads: sums.loads(replicas, machine),
+            })
+            .collect();
+        let (bottleneck_stage, bottleneck) = stages
+            .iter()
+            .map(|s| s.loads.largest())
+            .enumerate()
+            .fold((0, f64::NEG_INFINITY), |best, (i, load)| {
+                if load > best.1 { (i, load) } else { best }
+            });
+        let messages: f64 = links.iter().map(|l| l.activations + l.gradients).sum();
+        let rings: f64 = stages.iter().map(StageEvaluation::ring_bytes).sum();
+        Self {
+            stages,
+            links,
+            bottleneck,
+            bottleneck_stage,
+            bytes_per_minibatch: messages + rings,
+        }
+    }
+
+    /// The objective under another formula.
+    #[must_use]
+    pub fn objective(&self, formula: Formula, machine: &Machine) -> f64 {
+        self.stages
+            .iter()
+            .map(|s| formula.load(&s.sums, s.replicas, machine))
+            .fold(0.0, f64::max)
+    }
+
+    /// The stage whose load that objective is.
+    #[must_use]
+    pub fn objective_stage(&self, formula: Formula, machine: &Machine) -> usize {
+        let largest = self.objective(formula, machine);
+        let is_it = |s: &StageEvaluation| formula.load(&s.sums, s.replicas, machine) >= largest;
+        self.stages.iter().position(is_it).unwrap_or(0)
+    }
+}
+
+impl StageEvaluation {
+    /// Bytes per minibatch that the stage's all-reduce puts on links, all replicas together.
+    #[must_use]
+    pub fn ring_bytes(&self) -> f64 {
+        let r = self.replicas as f64;
+        2.0 * (r - 1.0) / r * self.sums.parameters
+    }
+}
+
+/// What flows between stages: each tensor once per receiving stage.
+fn links(graph: &LayerGraph, stage_of: &[usize]) -> Vec<LinkBytes> {
+    let mut bytes: BTreeMap<(usize, usize), (f64, f64)> = BTreeMap::new();
+    for tensor in graph.tensors() {
+        let from = stage_of[tensor.producer];
+        let mut receivers: Vec<usize> = tensor.readers.iter().map(|&r| stage_of[r]).collect();
+        receivers.sort_unstable();
+        receivers.dedup();
+        for to in receivers.into_iter().filter(|&to| to != from) {
+            let sum = bytes.entry((from, to)).or_default();
+            sum.0 += tensor.bytes;
+            sum.1 += tensor.gradient_bytes();
+        }
+    }
+    bytes
+        .into_iter()
+        .map(|((from, to), (activations, gradients))| LinkBytes {
+            from,
+            to,
+            activations,
+            gradients,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn a_tensor_counts_once_per_receiving_stage() {
+        let mut profile = testing::chain(&[3.0; 4], &[10; 4], &[7, 5, 3]);
+        // L0's tensor is read in all later layers, without a gradient.
+        profile.edges[0].gradient = false;
+        for to in ["L2", "L3"] {
+            let mut edge = profile.edges[0].clone();
+            edge.to = to.to_owned();
+            profile.edges.push(edge);
+        }
+        let partition = Partition {
+            stages: vec![0..1, 1..2, 2..4],
+            replicas: vec![2, 1, 1],
+        };
+        let machine = Machine {
+            bandwidth: 1e3,
+            latency: 0.0,
+            message_s_per_byte: 0.0,
+            reduce_s_per_byte: 0.0,
+        };
+        let e = Evaluation::new(&LayerGraph::new(&profile), &partition, &machine);
+        let sizes: Vec<_> = e
+            .links
+            .iter()
+            .map(|l| (l.from, l.to, l.activations, l.gradients))
+            .collect();
+        assert_eq!(
+            sizes,
+            [(0, 1, 7.0, 0.0), (0, 2, 7.0, 0.0), (1, 2, 5.0, 5.0)]
+        );
+        // 19 forward, 5 back, and the ring of two replicas: 2 * 1/2 * 10.
+        assert_eq!(e.bytes_per_minibatch, 19.0 + 5.0 + 10.0);
+        // Stage 2 receives 12 and sends 5 at 1 kB/s.
+        assert!((e.stages[2].loads.traffic - 0.012).abs() < 1e-12);
+        assert!((e.bottleneck - 0.012).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,231 @@
+//! The exact dynamic program: for a bottleneck T, the fewest devices that keep every load within T.
+//!
+//! Fix T. Let D(i) be the fewest devices on which layers i.. run with every load at most T and every worker within
+//! its memory. Then D(i) = min over the end j of the next stage of D(j) + r(i, j, D(j)), where r is the fewest
+//! replicas that stage i..j needs. Taking the suffix with the fewest devices is never wrong: the stage's depth, and so
+//! its memory, grows with the devices behind it. The loads fall with r from r = 2 on (r = 1 needs no all-reduce and is
+//! tried by itself; SOSP 2019's all-reduce rises and bounds r from above), and so does the memory, so that r is found
+//! by bisection. One decision takes
+//! O(layers^2 log devices), whatever the number of devices; the smallest T with D(0) <= N is found by bisection and
+//! then walked down from one plan's bottleneck to the next until no smaller one exists: the result is exact.
+
+use super::{Problem, Solution};
+use crate::cost::Partition;
+
+/// The best way to run the layers from some layer on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Suffix {
+    devices: usize,
+    stages: usize,
+    /// Bytes of the fullest worker.
+    memory: f64,
+    /// End of its first stage, and that stage's replicas.
+    end: usize,
+    replicas: usize,
+}
+
+impl Suffix {
+    fn key(&self) -> (usize, usize, f64) {
+        (self.devices, self.stages, self.memory)
+    }
+}
+
+/// The smallest bottleneck; ties go to the fewest devices, then the fewest stages, then the least memory.
+///
+/// None if no partition fits the memory.
+#[must_use]
+pub fn solve(problem: &Problem) -> Option<Solution> {
+    let mut best = decide(problem, f64::INFINITY, problem.memory)?;
+    // Below `low` nothing is possible.
+    let mut low = problem.work_bound();
+    while best.bottleneck > low * (1.0 + 1e-6) {
+        let middle = f64::midpoint(low, best.bottleneck);
+        match decide(problem, middle, problem.memory) {
+            Some(better) => best = better,
+            None => low = middle,
+        }
+    }
+    while let Some(better) = decide(problem, best.bottleneck.next_down(), problem.memory) {
+        best = better;
+    }
+    decide(problem, best.bottleneck, problem.memory)
+}
+
+/// What the fullest worker needs in the partition that needs least.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeastMemory {
+    /// Bytes of the fullest worker.
+    pub bytes: f64,
+    /// The partition.
+    pub partition: Partition,
+    /// Its stage with the fullest worker.
+    pub stage: usize,
+}
+
+/// The smallest memory limit at which any partition fits, whatever its speed.
+#[must_use]
+pub fn least_memory(problem: &Problem) -> LeastMemory {
+    let whole = |memory| decide(problem, f64::INFINITY, memory);
+    // One stage on one device always fits an infinite memory.
+    let mut best = LeastMemory {
+        bytes: problem.memory_of(0, problem.layers(), 1, 0),
+        partition: Partition {
+            stages: std::iter::once(0..problem.layers()).collect(),
+            replicas: vec![1],
+        },
+        stage: 0,
+    };
+    let mut low = 0.0;
+    while best.bytes > low * (1.0 + 1e-6) {
+        let middle = f64::midpoint(low, best.bytes);
+        match whole(middle) {
+            Some(found) => best = fullest(problem, found.partition),
+            None => low = middle,
+        }
+    }
+    while let Some(found) = whole(best.bytes.next_down()) {
+        best = fullest(problem, found.partition);
+    }
+    best
+}
+
+fn fullest(problem: &Problem, partition: Partition) -> LeastMemory {
+    let mut behind = 0;
+    let mut most = (0.0, 0);
+    for (stage, layers) in partition.stages.iter().enumerate().rev() {
+        let replicas = partition.replicas[stage];
+        let bytes = problem.memory_of(layers.start, layers.end, replicas, behind);
+        if bytes > most.0 {
+            most = (bytes, stage);
+        }
+        behind += replicas;
+    }
+    LeastMemory {
+        bytes: most.0,
+        stage: most.1,
+        partition,
+    }
+}
+
+/// The partition with the fewest devices whose loads stay within `threshold`; none if it takes too many.
+fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
+    let layers = problem.layers();
+    let mut suffixes: Vec<Option<Suffix>> = vec![None; layers + 1];
+    suffixes[layers] = Some(Suffix {
+        devices: 0,
+        stages: 0,
+        memory: 0.0,
+        end: layers,
+        replicas: 0,
+    });
+    for start in (0..layers).rev() {
+        let mut best: Option<Suffix> = None;
+        for end in start + 1..=layers {
+            // A longer stage has more work: once it fits no number of replicas, none longer does.
+            let work = problem.formula.work(problem.table.get(start, end));
+            let at_least = replicas_for(work, threshold);
+            if at_least > problem.most_replicas {
+                break;
+            }
+            let Some(rest) = suffixes[end] else { continue };
+            let allowed = best.map_or(problem.devices, |b| b.devices);
+            if rest.devices + at_least > allowed {
+                continue;
+            }
+            let room = (allowed - rest.devices).min(problem.most_replicas);
+            let fits = |replicas| {
+                problem.load(start, end, replicas) <= threshold
+                    && problem.memory_of(start, end, replicas, rest.devices) <= memory
+            };
+            let sums = problem.table.get(start, end);
+            let admits = |r| problem.formula.admits(sums, r, threshold, &problem.machine);
+            let Some(replicas) = fewest(at_least, most(room, admits), fits) else {
+                continue;
+            };
+            let own = problem.memory_of(start, end, replicas, rest.devices);
+            let candidate = Suffix {
+                devices: rest.devices + replicas,
+                stages: rest.stages + 1,
+                memory: rest.memory.max(own),
+                end,
+                replicas,
+            };
+            if best.is_none_or(|b| candidate.key() < b.key()) {
+                best = Some(candidate);
+            }
+        }
+        suffixes[start] = best;
+    }
+    trace(problem, &suffixes)
+}
+
+/// Replicas below which the work alone exceeds the threshold. Never one too many, despite rounding.
+fn replicas_for(work: f64, threshold: f64) -> usize {
+    if work <= threshold {
+        return 1;
+    }
+    // Saturates for a threshold of zero, which is more than any cluster has.
+    let exact = (work / threshold * (1.0 - 1e-9)).ceil() as usize;
+    exact.max(1)
+}
+
+/// The smallest r in `from..=to` that fits, given that fitting is monotone from 2 on.
+fn fewest(from: usize, to: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    if from > to {
+        return None;
+    }
+    if fits(from) {
+        return Some(from);
+    }
+    let (mut low, mut high) = (from.max(2), to);
+    if low > high || !fits(high) {
+        return None;
+    }
+    // `high` fits.
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if fits(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(high)
+}
+
+/// The largest r in `1..=to` that is admitted, given that 1 is and that admission ends once and for all.
+fn most(to: usize, admits: impl Fn(usize) -> bool) -> usize {
+    if admits(to) {
+        return to;
+    }
+    let (mut low, mut high) = (1, to);
+    while low + 1 < high {
+        let middle = usize::midpoint(low, high);
+        if admits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+fn trace(problem: &Problem, suffixes: &[Option<Suffix>]) -> Option<Solution> {
+    let mut partition = Partition {
+        stages: Vec::new(),
+        replicas: Vec::new(),
+    };
+    let mut bottleneck = 0.0f64;
+    let mut start = 0;
+    while start < problem.layers() {
+        let suffix = suffixes[start]?;
+        bottleneck = bottleneck.max(problem.load(start, suffix.end, suffix.replicas));
+        partition.stages.push(start..suffix.end);
+        partition.replicas.push(suffix.replicas);
+        start = suffix.end;
+    }
+    Some(Solution {
+        partition,
+        bottleneck,
+    })
+}
