@@ -11,6 +11,7 @@ pub mod graph;
 pub mod plan;
 pub mod profile;
 pub mod schedule;
+pub mod simulate;
 #[cfg(feature = "solver")]
 pub mod solve;
 #[cfg(test)]

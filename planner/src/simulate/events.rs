@@ -1,0 +1,440 @@
+//! The event simulation: workers carry out their lists, links carry one message at a time in each direction.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+
+use crate::cost::{Evaluation, LinkBytes, Machine};
+use crate::schedule::{Op, Schedule};
+
+/// When things happened, seconds from the start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// When the first m + 1 minibatches were through their last backward, for each m.
+    pub through: Vec<f64>,
+    /// End of the last forward of stage 0.
+    pub last_first_stage_forward: f64,
+    /// End of everything.
+    pub end: f64,
+}
+
+/// Carries out a checked schedule.
+///
+/// A message occupies its sender's link and then its receiver's for bytes / bandwidth each, cut through, first come
+/// first served, and arrives a latency later. An all-reduce is a ring of 2(r-1) such messages per replica, so that
+/// activations pass between its chunks. The core's share of communication is added to the operation that causes it.
+///
+/// # Panics
+/// If the schedule does not pass [`Schedule::check`] or belongs to other stages.
+#[must_use]
+pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> Trace {
+    let mut simulation = Simulation::new(schedule, evaluation, machine);
+    for worker in 0..schedule.operations.len() {
+        simulation.proceed(worker, 0.0);
+    }
+    while let Some(Reverse(event)) = simulation.events.pop() {
+        simulation.handle(event);
+    }
+    assert!(
+        simulation
+            .workers
+            .iter()
+            .zip(&schedule.operations)
+            .all(|(worker, list)| worker.position == list.len()),
+        "only a checked schedule can be simulated"
+    );
+    let mut through = simulation.through;
+    through.sort_unstable_by(f64::total_cmp);
+    Trace {
+        through,
+        last_first_stage_forward: simulation.last_first_stage_forward,
+        end: simulation.end,
+    }
+}
+
+/// A tensor or a chunk of a ring on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Message {
+    Activations { from: usize, minibatch: usize },
+    Gradients { from: usize, minibatch: usize },
+    Chunk { round: usize },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Happening {
+    /// The worker is through with its operation.
+    Computed { worker: usize },
+    /// The message begins to leave its sender.
+    Leaving {
+        to: usize,
+        seconds: f64,
+        message: Message,
+    },
+    /// The message is there.
+    Arrived { to: usize, message: Message },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Event {
+    time: f64,
+    /// Breaks ties by age, so that the same input gives the same result.
+    number: u64,
+    what: Happening,
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.time
+            .total_cmp(&other.time)
+            .then(self.number.cmp(&other.number))
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Worker {
+    position: usize,
+    /// Whether an operation is under way.
+    computing: bool,
+    /// When each direction of its link is free again.
+    out_free: f64,
+    in_free: f64,
+    arrived: HashSet<Message>,
+    /// Rounds whose all-reduce it takes part in: chunks received, 2(r-1) in the end.
+    rings: HashMap<usize, Ring>,
+}
+
+/// One worker's part in the all-reduce of a round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ring {
+    begun: bool,
+    received: usize,
+    sent: usize,
+}
+
+struct Simulation<'a> {
+    schedule: &'a Schedule,
+    evaluation: &'a Evaluation,
+    machine: &'a Machine,
+    links: HashMap<(usize, usize), LinkBytes>,
+    events: BinaryHeap<Reverse<Event>>,
+    numbered: u64,
+    workers: Vec<Worker>,
+    /// Per minibatch: backwards still to come, and when the last one ended.
+    remaining: Vec<usize>,
+    through: Vec<f64>,
+    last_first_stage_forward: f64,
+    end: f64,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(schedule: &'a Schedule, evaluation: &'a Evaluation, machine: &'a Machine) -> Self {
+        Self {
+            schedule,
+            evaluation,
+            machine,
+            links: evaluation
+                .links
+                .iter()
+                .map(|l| ((l.from, l.to), *l))
+                .collect(),
+            events: BinaryHeap::new(),
+            numbered: 0,
+            workers: vec![Worker::default(); schedule.operations.len()],
+            remaining: vec![schedule.stages.len(); schedule.minibatches],
+            through: vec![0.0; schedule.minibatches],
+            last_first_stage_forward: 0.0,
+            end: 0.0,
+        }
+    }
+
+    fn at(&mut self, time: f64, what: Happening) {
+        self.numbered += 1;
+        self.events.push(Reverse(Event {
+            time,
+            number: self.numbered,
+            what,
+        }));
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = event.time;
+        match event.what {
+            Happening::Computed { worker } => {
+                self.computed(worker, now);
+                self.proceed(worker, now);
+            }
+            Happening::Leaving {
+                to,
+                seconds,
+                message,
+            } => {
+                let start = now.max(self.workers[to].in_free);
+                self.workers[to].in_free = start + seconds;
+                let arrival = start + seconds + self.machine.latency;
+                self.at(arrival, Happening::Arrived { to, message });
+            }
+            Happening::Arrived { to, message } => {
+                if let Message::Chunk { round } = message {
+                    self.workers[to].rings.entry(round).or_default().received += 1;
+                    self.pass_chunks(to, round, now);
+                } else {
+                    self.workers[to].arrived.insert(message);
+                }
+                if !self.workers[to].computing {
+                    self.proceed(to, now);
+                }
+            }
+        }
+    }
+
+    /// Carries out operations until one takes time or has to wait.
+    fn proceed(&mut self, worker: usize, now: f64) {
+        let stage = self.schedule.roles[worker].stage;
+        while let Some(&op) = self.schedule.operations[worker].get(self.workers[worker].position) {
+            match op {
+                Op::SendActivations {
+                    minibatch,
+                    stage: to_stage,
+                    peer,
+                } => {
+                    let bytes = self.links[&(stage, to_stage)].activations;
+                    let message = Message::Activations {
+                        from: stage,
+                        minibatch,
+                    };
+                    self.send(worker, peer, bytes, message, now);
+                }
+                Op::SendGradients {
+                    minibatch,
+                    stage: to_stage,
+                    peer,
+                } => {
+                    let bytes = self.links[&(to_stage, stage)].gradients;
+                    let message = Message::Gradients {
+                        from: stage,
+                        minibatch,
+                    };
+                    self.send(worker, peer, bytes, message, now);
+                }
+                Op::ReceiveActivations {
+                    minibatch, stage, ..
+                } => {
+                    let message = Message::Activations {
+                        from: stage,
+                        minibatch,
+                    };
+                    if !self.workers[worker].arrived.remove(&message) {
+                        return;
+                    }
+                }
+                Op::ReceiveGradients {
+                    minibatch, stage, ..
+                } => {
+                    let message = Message::Gradients {
+                        from: stage,
+                        minibatch,
+                    };
+                    if !self.workers[worker].arrived.remove(&message) {
+                        return;
+                    }
+                }
+                Op::AllReduce { round } => {
+                    self.workers[worker].rings.entry(round).or_default().begun = true;
+                    self.pass_chunks(worker, round, now);
+                }
+                Op::Step { round, .. } => {
+                    if !self.reduced(worker, round) {
+                        return;
+                    }
+                    self.workers[worker].rings.remove(&round);
+                    self.compute(worker, self.step_seconds(stage), now);
+                    return;
+                }
+                Op::Forward { .. } => {
+                    let traffic = self.evaluation.stages[stage].sums.traffic;
+                    let messages = traffic.input + traffic.output;
+                    let own = self.evaluation.stages[stage].sums.forward;
+                    let seconds = own + self.machine.message_s_per_byte * messages;
+                    self.compute(worker, seconds, now);
+                    return;
+                }
+                Op::Backward { .. } => {
+                    let traffic = self.evaluation.stages[stage].sums.traffic;
+                    let messages = traffic.input_gradient + traffic.output_gradient;
+                    let own = self.evaluation.stages[stage].sums.backward;
+                    let seconds = own + self.machine.message_s_per_byte * messages;
+                    self.compute(worker, seconds, now);
+                    return;
+                }
+            }
+            self.workers[worker].position += 1;
+        }
+    }
+
+    fn compute(&mut self, worker: usize, seconds: f64, now: f64) {
+        self.workers[worker].computing = true;
+        self.at(now + seconds, Happening::Computed { worker });
+    }
+
+    fn computed(&mut self, worker: usize, now: f64) {
+        self.end = now;
+        let op = self.schedule.operations[worker][self.workers[worker].position];
+        match op {
+            Op::Forward { .. } if self.schedule.roles[worker].stage == 0 => {
+                self.last_first_stage_forward = now;
+            }
+            Op::Backward { minibatch, .. } => {
+                self.remaining[minibatch] -= 1;
+                if self.remaining[minibatch] == 0 {
+                    self.through[minibatch] = now;
+                }
+            }
+            _ => {}
+        }
+        self.workers[worker].computing = false;
+        self.workers[worker].position += 1;
+    }
+
+    fn send(&mut self, from: usize, to: usize, bytes: f64, message: Message, now: f64) {
+        let seconds = bytes / self.machine.bandwidth;
+        let start = now.max(self.workers[from].out_free);
+        self.workers[from].out_free = start + seconds;
+        self.at(
+            start,
+            Happening::Leaving {
+                to,
+                seconds,
+                message,
+            },
+        );
+    }
+
+    fn replicas(&self, worker: usize) -> usize {
+        self.schedule.stages[self.schedule.roles[worker].stage].replicas
+    }
+
+    fn step_seconds(&self, stage: usize) -> f64 {
+        let s = &self.evaluation.stages[stage];
+        s.sums.step + self.machine.reduce_core_s(s.replicas, s.sums.parameters)
+    }
+
+    fn reduced(&self, worker: usize, round: usize) -> bool {
+        let chunks = 2 * (self.replicas(worker) - 1);
+        chunks == 0
+            || self.workers[worker]
+                .rings
+                .get(&round)
+                .is_some_and(|ring| ring.begun && ring.received == chunks)
+    }
+
+    /// Sends on the chunks of a ring that the worker has ready: its own first, then each one it received.
+    fn pass_chunks(&mut self, worker: usize, round: usize, now: f64) {
+        let role = self.schedule.roles[worker];
+        let replicas = self.replicas(worker);
+        let parameters = self.evaluation.stages[role.stage].sums.parameters;
+        let next = worker - role.replica + (role.replica + 1) % replicas;
+        loop {
+            let Some(ring) = self.workers[worker].rings.get_mut(&round) else {
+                return;
+            };
+            if !ring.begun || ring.sent == 2 * (replicas - 1) || ring.sent > ring.received {
+                return;
+            }
+            ring.sent += 1;
+            let bytes = parameters / replicas as f64;
+            self.send(worker, next, bytes, Message::Chunk { round }, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Partition;
+    use crate::graph::LayerGraph;
+    use crate::schedule::{StageLink, StageShape};
+    use crate::testing;
+
+    const LINK: StageLink = StageLink {
+        from: 0,
+        to: 1,
+        gradient: true,
+    };
+
+    fn machine(bandwidth: f64, latency: f64) -> Machine {
+        Machine {
+            bandwidth,
+            latency,
+            message_s_per_byte: 0.0,
+            reduce_s_per_byte: 0.0,
+        }
+    }
+
+    /// Two layers of 3 ms (1 forward, 2 backward), one stage each.
+    fn pair(machine: &Machine, replicas: [usize; 2]) -> Evaluation {
+        let graph = LayerGraph::new(&testing::chain(&[3.0, 3.0], &[1000, 1000], &[1000]));
+        let partition = Partition {
+            stages: vec![0..1, 1..2],
+            replicas: replicas.to_vec(),
+        };
+        Evaluation::new(&graph, &partition, machine)
+    }
+
+    fn shape(replicas: usize, depth: usize) -> StageShape {
+        StageShape {
+            replicas,
+            depth,
+            delay: 0,
+        }
+    }
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-9, "{a} is not {b}");
+    }
+
+    #[test]
+    fn one_minibatch_goes_down_and_up() {
+        // 1 + link 1 + 1 + 2 + link 1 + 2 ms, and half a millisecond of latency on each link.
+        let machine = machine(1e6, 0.5e-3);
+        let schedule = Schedule::model_parallel(2, &[LINK], 2).unwrap();
+        let trace = run(&schedule, &pair(&machine, [1, 1]), &machine);
+        close(trace.through[0], 9e-3);
+        close(trace.through[1], 18e-3);
+        close(trace.end, 18e-3);
+    }
+
+    #[test]
+    fn a_full_pipeline_takes_the_bottleneck_per_minibatch() {
+        let machine = machine(1e15, 0.0);
+        let shapes = [shape(1, 2), shape(1, 1)];
+        let schedule = Schedule::one_f_one_b(&shapes, &[LINK], 20).unwrap();
+        let trace = run(&schedule, &pair(&machine, [1, 1]), &machine);
+        close(trace.through[10] - trace.through[9], 3e-3);
+    }
+
+    #[test]
+    fn a_ring_takes_its_messages_one_after_the_other() {
+        // Three replicas: 4 messages of a third of 1000 bytes at 1 MB/s, a latency each, before the step.
+        let machine = machine(1e6, 0.1e-3);
+        let graph = LayerGraph::new(&testing::chain(&[3.0], &[1000], &[]));
+        let partition = Partition {
+            stages: std::iter::once(0..1).collect(),
+            replicas: vec![3],
+        };
+        let evaluation = Evaluation::new(&graph, &partition, &machine);
+        let schedule = Schedule::data_parallel(3, 6).unwrap();
+        let trace = run(&schedule, &evaluation, &machine);
+        close(trace.through[0], 3e-3);
+        close(
+            trace.through[3],
+            3e-3 + 4.0 * (1.0 / 3.0 + 0.1) * 1e-3 + 3e-3,
+        );
+    }
+}

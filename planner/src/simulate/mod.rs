@@ -1,0 +1,245 @@
+//! Runs a schedule over the cost model: the steady-state period that a plan is predicted by.
+
+pub mod depth;
+mod events;
+
+pub use events::{Trace, run};
+
+use crate::cost::{Evaluation, Machine};
+use crate::schedule::{Schedule, ScheduleError, ShapeError, StageLink, StageShape};
+
+/// What a pipeline does once it is full, and around that.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// Seconds per minibatch in steady state.
+    pub period: f64,
+    /// From the first forward to the first minibatch that is through its last backward, seconds.
+    pub fill: f64,
+    /// From the last forward of the first stage to the end of everything, seconds.
+    pub drain: f64,
+    /// Share of the workers' time in steady state in which they do not compute.
+    pub bubble_share: f64,
+    /// Share of its time in steady state that each worker computes.
+    pub busy: Vec<f64>,
+    /// Bytes of each worker at its fullest.
+    pub memory: Vec<f64>,
+}
+
+/// Stages, links or depths that no schedule can be made from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SimulationError {
+    /// The shapes make no pipeline.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The depths cannot work.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
+
+/// Repetitions that differ by less, relative to their length, are taken for the same.
+const SAME: f64 = 1e-9;
+/// A schedule longer than this many operations is not made longer to find the steady state.
+const MOST_OPERATIONS: usize = 250_000;
+
+/// Simulates a pipeline of these shapes until its rhythm repeats.
+///
+/// # Errors
+/// If the shapes or depths cannot work.
+pub fn predict(
+    evaluation: &Evaluation,
+    shapes: &[StageShape],
+    machine: &Machine,
+) -> Result<Prediction, SimulationError> {
+    let (measured, trace, schedule) = measure(evaluation, shapes, machine)?;
+    // Where a cycle is only just slower than the bottleneck, a finite run still lives on the slack of its start.
+    let period = depth::bounds(evaluation, shapes, machine)
+        .iter()
+        .map(|bound| bound.seconds)
+        .fold(measured, f64::max);
+    Ok(summary(&schedule, evaluation, &trace, period))
+}
+
+/// The period that the simulation shows, and the run that it was seen in.
+fn measure(
+    evaluation: &Evaluation,
+    shapes: &[StageShape],
+    machine: &Machine,
+) -> Result<(f64, Trace, Schedule), SimulationError> {
+    let links: Vec<StageLink> = evaluation.links.iter().map(|l| l.link()).collect();
+    let in_flight = shapes
+        .iter()
+        .map(|s| s.replicas.saturating_mul(s.depth))
+        .max()
+        .unwrap_or(1);
+    // Workers serve the same minibatches again after the least common multiple of all replicas.
+    let cycle = shapes
+        .iter()
+        .fold(1, |all, s| lcm(all, s.replicas).min(4096));
+    let mut window = in_flight.div_ceil(cycle) * cycle;
+    loop {
+        // What is in flight to get under way and to drain, and a window to look for the rhythm in.
+        let minibatches = 2 * in_flight + 4 * window;
+        let schedule = Schedule::one_f_one_b(shapes, &links, minibatches)?;
+        schedule.check()?;
+        let trace = run(&schedule, evaluation, machine);
+        let steady = &trace.through[in_flight..minibatches - in_flight];
+        let operations: usize = schedule.operations.iter().map(Vec::len).sum();
+        if let Some(period) = rhythm(steady, cycle) {
+            return Ok((period, trace, schedule));
+        }
+        if operations > MOST_OPERATIONS {
+            let (first, last) = (
+                steady[steady.len() - 1 - 2 * window],
+                steady[steady.len() - 1],
+            );
+            let period = (last - first) / (2 * window) as f64;
+            return Ok((period, trace, schedule));
+        }
+        window *= 2;
+    }
+}
+
+/// The period of the rhythm that the minibatches are in, if it has lasted for half of them.
+///
+/// Workers and links that wait for each other repeat themselves after some multiple of `cycle` minibatches.
+fn rhythm(through: &[f64], cycle: usize) -> Option<f64> {
+    let last = through.len().checked_sub(1)?;
+    let repeats = |&length: &usize| {
+        let once = through[last] - through[last - length];
+        (0..length.max(last / 2)).all(|back| {
+            let again = through[last - back] - through[last - back - length];
+            (again - once).abs() <= SAME * once
+        })
+    };
+    let length = (1..=32)
+        .map(|times| times * cycle)
+        .take_while(|length| 3 * length <= last)
+        .find(repeats)?;
+    Some((through[last] - through[last - length]) / length as f64)
+}
+
+fn summary(schedule: &Schedule, evaluation: &Evaluation, trace: &Trace, period: f64) -> Prediction {
+    let busy: Vec<f64> = schedule
+        .roles
+        .iter()
+        .map(|role| {
+            let loads = evaluation.stages[role.stage].loads;
+            if period > 0.0 {
+                loads.device() / period
+            } else {
+                1.0
+            }
+        })
+        .collect();
+    let memory = schedule
+        .roles
+        .iter()
+        .map(|role| {
+            let shape = schedule.stages[role.stage];
+            evaluation.stages[role.stage]
+                .sums
+                .memory(shape.replicas, shape.depth, shape.delay)
+        })
+        .collect();
+    let mean = busy.iter().sum::<f64>() / busy.len() as f64;
+    Prediction {
+        period,
+        fill: trace.through.first().copied().unwrap_or(0.0),
+        drain: trace.end - trace.last_first_stage_forward,
+        bubble_share: (1.0 - mean).max(0.0),
+        busy,
+        memory,
+    }
+}
+
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::depth::{bounds, choose};
+    use super::*;
+    use crate::cost::Partition;
+    use crate::graph::LayerGraph;
+    use crate::testing;
+
+    /// A chain cut into one stage per layer, each with some replicas, on links of any speed.
+    fn pipelines() -> impl Strategy<Value = (Evaluation, Machine)> {
+        let stage = (1u32..20, 0u64..3000, 0u64..3000, 1usize..4);
+        (
+            proptest::collection::vec(stage, 1..5),
+            prop_oneof![Just(1e15), Just(3e6), Just(1e6)],
+            prop_oneof![Just(0.0), Just(1e-3)],
+            prop_oneof![Just(0.0), Just(1e-7)],
+        )
+            .prop_map(|(stages, bandwidth, latency, kappa)| {
+                let ms: Vec<f64> = stages.iter().map(|s| f64::from(s.0)).collect();
+                let weights: Vec<u64> = stages.iter().map(|s| s.1).collect();
+                let edges: Vec<u64> = stages[1..].iter().map(|s| s.2).collect();
+                let mut profile = testing::chain(&ms, &weights, &edges);
+                for (i, layer) in profile.layers.iter_mut().enumerate() {
+                    layer.step_ms = (i % 3) as f64;
+                }
+                let machine = Machine {
+                    bandwidth,
+                    latency,
+                    message_s_per_byte: kappa,
+                    reduce_s_per_byte: kappa,
+                };
+                let partition = Partition {
+                    stages: (0..stages.len()).map(|i| i..i + 1).collect(),
+                    replicas: stages.iter().map(|s| s.3).collect(),
+                };
+                let graph = LayerGraph::new(&profile);
+                (Evaluation::new(&graph, &partition, &machine), machine)
+            })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+        #[test]
+        fn no_simulated_period_beats_its_bounds((evaluation, machine) in pipelines(), delay in 0usize..2) {
+            let replicas: Vec<usize> = evaluation.stages.iter().map(|s| s.replicas).collect();
+            let depths = crate::schedule::noam(&replicas);
+            let shapes: Vec<StageShape> = replicas
+                .iter()
+                .zip(depths)
+                .map(|(&replicas, depth)| StageShape {
+                    replicas,
+                    depth,
+                    delay: if replicas > 1 { delay } else { 0 },
+                })
+                .collect();
+            let (measured, ..) = measure(&evaluation, &shapes, &machine).unwrap();
+            let predicted = predict(&evaluation, &shapes, &machine).unwrap().period;
+            for bound in bounds(&evaluation, &shapes, &machine) {
+                prop_assert!(predicted >= bound.seconds);
+                prop_assert!(measured >= bound.seconds * 0.998, "{} beats {:?}", measured, bound);
+            }
+            prop_assert!(measured >= predicted * 0.998);
+        }
+
+        #[test]
+        fn depths_stay_within_memory_and_never_slow_a_plan((evaluation, machine) in pipelines()) {
+            let replicas: Vec<usize> = evaluation.stages.iter().map(|s| s.replicas).collect();
+            let free = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+            let least: Vec<StageShape> = crate::schedule::noam(&replicas)
+                .into_iter()
+                .zip(&replicas)
+                .map(|(depth, &replicas)| StageShape { replicas, depth, delay: 0 })
+                .collect();
+            let shallow = predict(&evaluation, &least, &machine).unwrap();
+            prop_assert!(free.prediction.period <= shallow.period * (1.0 + 1e-9));
+            let memory = shallow.memory.iter().copied().fold(0.0, f64::max);
+            let tight = choose(&evaluation, &machine, memory).unwrap();
+            prop_assert!(tight.prediction.memory.iter().all(|&m| m <= memory));
+        }
+    }
+}
