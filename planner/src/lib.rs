@@ -5,11 +5,19 @@
 //! [`Schedule`](schedule::Schedule) that says what every worker does. The executor reads the plan and
 //! carries out that very schedule; nothing here knows tensors, devices or transports.
 
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod cost;
 pub mod file;
 pub mod graph;
 pub mod plan;
+#[cfg(feature = "solver")]
+pub mod planning;
+#[cfg(feature = "plot")]
+pub mod plot;
 pub mod profile;
+#[cfg(feature = "cli")]
+pub mod report;
 pub mod schedule;
 pub mod simulate;
 #[cfg(feature = "solver")]

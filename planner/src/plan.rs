@@ -47,6 +47,18 @@ pub struct Plan {
     pub optimal: bool,
     /// Simulated steady-state seconds per minibatch.
     pub period_s: f64,
+    /// What keeps the period more than 2 % above the bottleneck, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall: Option<String>,
+    /// From the first forward until the first minibatch is through, seconds.
+    #[serde(default)]
+    pub fill_s: f64,
+    /// From the first stage's last forward to the end, seconds.
+    #[serde(default)]
+    pub drain_s: f64,
+    /// Share of the workers' time in steady state in which they do not compute.
+    #[serde(default)]
+    pub bubble_share: f64,
     /// `batch_size / period_s`.
     pub throughput_samples_per_s: f64,
     /// Bytes that cross any link per minibatch: activations, gradients, all-reduce.

@@ -1,0 +1,262 @@
+//! The command line of dp-plan: what may be asked, turned into a request, carried out, printed.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, ValueEnum};
+
+use crate::cost::Formula;
+use crate::file::{self, FileError};
+use crate::plan::Cluster;
+use crate::planning::{self, LOCAL_BANDWIDTH, PlanningError, Request, Scope, Solver, StageSpec};
+use crate::profile::{FileRef, Profile};
+use crate::units::{parse_bandwidth, parse_memory, parse_time};
+use crate::{Plan, report};
+
+/// Finds the pipeline stages, their replicas and depths that train a profiled model fastest.
+///
+/// Reads a profile written by dp-profile, prints the best plan with what every alternative would give, and writes
+/// the plan that dp-run carries out.
+#[derive(Debug, Parser)]
+#[command(name = "dp-plan", version, max_term_width = 100)]
+pub struct Arguments {
+    /// Profile of the model, written by dp-profile
+    pub profile: PathBuf,
+
+    /// Devices (or CPU workers) to plan for, all alike
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub gpus: usize,
+
+    /// Goodput of each device's link in each direction: 10Gbps, 1.25GB/s; or `local` for threads of one
+    /// process, which hand tensors over by reference
+    #[arg(long, value_name = "BANDWIDTH", value_parser = parse_link)]
+    pub bw: Link,
+
+    /// Latency of one message
+    #[arg(long, value_name = "TIME", default_value = "0us", value_parser = parse_time)]
+    pub latency: f64,
+
+    /// Memory of each device, for example 16GiB [default: unlimited]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub memory: Option<u64>,
+
+    /// Who searches: the dynamic program or the integer program; both find the same optimum
+    #[arg(long, value_enum, default_value_t = SolverName::Dp)]
+    pub solver: SolverName,
+
+    /// What a plan is judged by: this program's cost model, or the formula of arXiv 1806.03377, of SOSP 2019, or
+    /// of the released PipeDream optimizer, for comparison
+    #[arg(long, value_enum, default_value_t = ModelName::Ours)]
+    pub model: ModelName,
+
+    /// Only pipelines without replication
+    #[arg(long, conflicts_with = "stages")]
+    pub straight: bool,
+
+    /// Stages of your own: the first layer of each (name, or number from 0 in execution order) and its replicas,
+    /// as in `0:2,fc1:1`
+    #[arg(long, value_name = "FIRST[:REPLICAS],...", value_parser = parse_stages)]
+    pub stages: Option<Stages>,
+
+    /// Write the plan to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Draw throughput over 1 to N devices against data parallel; .svg or .png, without either both are written
+    #[cfg(feature = "plot")]
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+
+    /// Print the plan as one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print no table
+    #[arg(long, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+/// What connects the workers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Link {
+    /// Threads of one process.
+    Local,
+    /// Bytes per second.
+    Network(f64),
+}
+
+/// Stages given on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stages(Vec<StageSpec>);
+
+/// `--solver`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SolverName {
+    /// Dynamic program
+    Dp,
+    /// Integer program
+    Ilp,
+}
+
+/// `--model`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelName {
+    /// Compute, step, traffic, all-reduce and memory of this program
+    Ours,
+    /// arXiv 1806.03377
+    Paper,
+    /// SOSP 2019
+    Sosp19,
+    /// The released optimizer on a flat cluster
+    Release,
+}
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// A file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The planning.
+    #[error(transparent)]
+    Planning(#[from] PlanningError),
+    /// The picture.
+    #[cfg(feature = "plot")]
+    #[error(transparent)]
+    Plot(#[from] crate::plot::PlotError),
+    /// Nobody reads the output.
+    #[error("cannot print: {0}")]
+    Print(#[from] std::io::Error),
+}
+
+impl CliError {
+    /// 3 if no plan is feasible, 2 if the user's stages are no partition, else 1.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Planning(PlanningError::Infeasible(_)) => 3,
+            Self::Planning(PlanningError::Hand(_)) => 2,
+            _ => 1,
+        }
+    }
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("a plan needs at least 1".to_owned()),
+        Ok(count) if count > 1_000_000 => Err("at most 1000000".to_owned()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("write a whole number, for example 4".to_owned()),
+    }
+}
+
+fn parse_link(text: &str) -> Result<Link, String> {
+    if text == "local" {
+        return Ok(Link::Local);
+    }
+    parse_bandwidth(text)
+        .map(Link::Network)
+        .map_err(|error| format!("{error}, or `local` for threads of one process"))
+}
+
+fn parse_stages(text: &str) -> Result<Stages, planning::HandError> {
+    planning::parse_stages(text).map(Stages)
+}
+
+impl Arguments {
+    /// What the flags ask for.
+    #[must_use]
+    pub fn request(&self) -> Request {
+        Request {
+            cluster: Cluster {
+                devices: self.gpus,
+                bandwidth_bytes_per_s: match self.bw {
+                    Link::Local => LOCAL_BANDWIDTH,
+                    Link::Network(bandwidth) => bandwidth,
+                },
+                latency_s: self.latency,
+                local: self.bw == Link::Local,
+                memory_bytes: self.memory,
+            },
+            solver: match self.solver {
+                SolverName::Dp => Solver::Dp,
+                SolverName::Ilp => Solver::Ilp,
+            },
+            formula: match self.model {
+                ModelName::Ours => Formula::Ours,
+                ModelName::Paper => Formula::Paper,
+                ModelName::Sosp19 => Formula::Sosp19,
+                ModelName::Release => Formula::Release,
+            },
+            scope: match (&self.stages, self.straight) {
+                (Some(Stages(specs)), _) => Scope::Given(specs.clone()),
+                (None, true) => Scope::Straight,
+                (None, false) => Scope::All,
+            },
+        }
+    }
+}
+
+/// Loads the profile, plans, prints and writes what was asked for.
+///
+/// # Errors
+/// Each is one line for the user.
+pub fn run(arguments: &Arguments) -> Result<(), CliError> {
+    let profile = Profile::load(&arguments.profile)?;
+    let profile_file = FileRef {
+        file: arguments.profile.display().to_string(),
+        sha256: file::sha256_of_file(&arguments.profile)?,
+    };
+    let request = arguments.request();
+    let plan = planning::plan(&profile, profile_file, &request)?;
+    if let Some(path) = &arguments.output {
+        plan.save(path)?;
+    }
+    #[cfg(feature = "plot")]
+    if let Some(path) = &arguments.plot {
+        draw(path, &profile, &request)?;
+    }
+    print(arguments, &request, &plan)
+}
+
+fn print(arguments: &Arguments, request: &Request, plan: &Plan) -> Result<(), CliError> {
+    let text = if arguments.json {
+        plan.to_json()
+    } else if arguments.quiet {
+        return Ok(());
+    } else {
+        report::table(plan, request.formula)
+    };
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // `dp-plan ... | head` has all that it wanted.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+#[cfg(feature = "plot")]
+fn draw(path: &Path, profile: &Profile, request: &Request) -> Result<(), CliError> {
+    use crate::plot;
+
+    let points = planning::sweep(profile, request)?;
+    let title = Path::new(&profile.model.file)
+        .file_stem()
+        .map_or_else(|| "model".into(), |stem| stem.to_string_lossy());
+    let subtitle = report::cluster_line(&request.cluster);
+    let chart = plot::Chart {
+        title: &format!("{title}: throughput over workers"),
+        subtitle: &format!("batch {} per worker, {subtitle}", profile.batch_size),
+        points: &points,
+    };
+    let extension = path.extension().and_then(|e| e.to_str());
+    match extension.map(str::to_ascii_lowercase).as_deref() {
+        Some("svg") => plot::write_svg(&chart, path)?,
+        Some("png") => plot::write_png(&chart, path)?,
+        Some(_) => return Err(plot::PlotError::Extension(path.to_owned()).into()),
+        None => {
+            plot::write_svg(&chart, &path.with_extension("svg"))?;
+            plot::write_png(&chart, &path.with_extension("png"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! What the obvious alternatives give on the same cluster.
+
+use super::{PlanningError, Request, Scope, Solver, gap, judge, memory_limit, search, throughput};
+use crate::cost::{Evaluation, Formula, Machine, Partition, data_parallel};
+use crate::graph::LayerGraph;
+use crate::plan::{Baseline, Baselines};
+use crate::profile::Profile;
+use crate::schedule::StageShape;
+use crate::simulate::predict;
+use crate::units::show_bytes;
+
+/// Data parallel, model parallel and straight pipeline. Throughputs follow our cost model; under another formula
+/// only `bottleneck_s` is that formula's.
+pub(super) fn baselines(
+    profile: &Profile,
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+) -> Result<Baselines, PlanningError> {
+    let straight = Request {
+        scope: Scope::Straight,
+        // Both solvers find the same, this one at once.
+        solver: Solver::Dp,
+        ..request.clone()
+    };
+    let mut unlimited = straight.clone();
+    unlimited.cluster.memory_bytes = None;
+    let model_stages = search::search(graph, machine, &unlimited)?.partition;
+    let straight = match search::search(graph, machine, &straight) {
+        Ok(found) => straight_baseline(profile, graph, machine, request, &found.partition, None)?,
+        Err(PlanningError::Infeasible(miss)) => {
+            let why = Some(miss.to_string());
+            straight_baseline(profile, graph, machine, request, &model_stages, why)?
+        }
+        Err(other) => return Err(other),
+    };
+    Ok(Baselines {
+        data_parallel: data_parallel_baseline(profile, graph, machine, request),
+        model_parallel: model_parallel_baseline(profile, graph, machine, request, &model_stages)?,
+        straight,
+    })
+}
+
+fn data_parallel_baseline(
+    profile: &Profile,
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+) -> Baseline {
+    let devices = request.cluster.devices;
+    let whole = Partition {
+        stages: std::iter::once(0..graph.len()).collect(),
+        replicas: vec![devices],
+    };
+    let evaluation = Evaluation::new(graph, &whole, machine);
+    let honest = data_parallel::step_seconds(graph, devices, machine) / devices as f64;
+    let memory = data_parallel::memory(graph, devices);
+    Baseline {
+        bottleneck_s: match request.formula {
+            Formula::Ours => honest,
+            formula => evaluation.objective(formula, machine),
+        },
+        throughput_samples_per_s: throughput(profile, honest),
+        bytes_per_minibatch: evaluation.bytes_per_minibatch,
+        memory_bytes: memory.ceil() as u64,
+        infeasible: too_large(memory, request),
+    }
+}
+
+fn model_parallel_baseline(
+    profile: &Profile,
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    partition: &Partition,
+) -> Result<Baseline, PlanningError> {
+    let evaluation = Evaluation::new(graph, partition, machine);
+    let one_at_a_time = StageShape {
+        replicas: 1,
+        depth: 1,
+        delay: 0,
+    };
+    let shapes = vec![one_at_a_time; partition.stages.len()];
+    let prediction = predict(&evaluation, &shapes, machine)?;
+    let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
+    Ok(Baseline {
+        bottleneck_s: prediction.period,
+        throughput_samples_per_s: throughput(profile, prediction.period),
+        bytes_per_minibatch: evaluation.bytes_per_minibatch,
+        memory_bytes: memory.ceil() as u64,
+        infeasible: too_large(memory, request),
+    })
+}
+
+fn straight_baseline(
+    profile: &Profile,
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    partition: &Partition,
+    infeasible: Option<String>,
+) -> Result<Baseline, PlanningError> {
+    let limit = match infeasible {
+        None => memory_limit(&request.cluster),
+        Some(_) => f64::INFINITY,
+    };
+    let judged = judge(graph, machine, partition, limit)?;
+    let prediction = &judged.choice.prediction;
+    let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
+    Ok(Baseline {
+        bottleneck_s: judged.evaluation.objective(request.formula, machine),
+        throughput_samples_per_s: throughput(profile, prediction.period),
+        bytes_per_minibatch: judged.evaluation.bytes_per_minibatch,
+        memory_bytes: memory.ceil() as u64,
+        infeasible,
+    })
+}
+
+fn too_large(memory: f64, request: &Request) -> Option<String> {
+    let limit = memory_limit(&request.cluster);
+    (memory > limit).then(|| {
+        format!(
+            "needs {} per worker, {:.0} % more than it has",
+            show_bytes(memory),
+            100.0 * gap(memory, limit)
+        )
+    })
+}

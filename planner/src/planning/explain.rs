@@ -1,0 +1,89 @@
+//! Why a plan is as fast as it is, in words.
+
+use crate::cost::{Evaluation, Formula, Machine, StageEvaluation};
+use crate::graph::LayerGraph;
+use crate::simulate::depth::{CLOSE_ENOUGH, Cause, Choice};
+use crate::units::show_time;
+
+/// The resource with the largest load.
+pub(super) fn bottleneck(
+    graph: &LayerGraph,
+    evaluation: &Evaluation,
+    formula: Formula,
+    machine: &Machine,
+) -> String {
+    let stage = evaluation.objective_stage(formula, machine);
+    let e = &evaluation.stages[stage];
+    let place = place(graph, e, stage);
+    if formula != Formula::Ours {
+        return format!("{place}, as the formula `{}` counts it", formula.name());
+    }
+    let loads = e.loads;
+    if loads.device() >= loads.network() {
+        let shares = parts(&[
+            (
+                "forward and backward",
+                (e.sums.forward + e.sums.backward) / e.replicas as f64,
+            ),
+            ("optimizer step", e.sums.step / e.replicas as f64),
+            ("communication on the core", loads.core),
+        ]);
+        format!("device of {place}: {shares}")
+    } else {
+        let shares = parts(&[
+            ("activations and gradients", loads.traffic),
+            ("all-reduce", loads.sync),
+        ]);
+        format!("link of {place}: {shares}")
+    }
+}
+
+/// What keeps the period above the bottleneck, if it is more than a little.
+pub(super) fn stall(
+    graph: &LayerGraph,
+    choice: &Choice,
+    evaluation: &Evaluation,
+) -> Option<String> {
+    if choice.prediction.period <= evaluation.bottleneck * (1.0 + CLOSE_ENOUGH) {
+        return None;
+    }
+    let named = |stage: usize| place(graph, &evaluation.stages[stage], stage);
+    Some(match choice.cause {
+        Cause::InFlight { stage } => format!(
+            "{} has {} minibatches in flight per replica, and each takes longer than that many periods to come back",
+            named(stage),
+            choice.shapes[stage].depth
+        ),
+        Cause::AllReduce { stage } => format!(
+            "{} waits for its all-reduce before it can go on to a newer version",
+            named(stage)
+        ),
+        Cause::Load { .. } | Cause::Waiting => {
+            "stages and links wait for each other in turn; no single one is full".to_owned()
+        }
+    })
+}
+
+fn place(graph: &LayerGraph, e: &StageEvaluation, stage: usize) -> String {
+    let first = &graph.layer(e.layers.start).name;
+    let last = &graph.layer(e.layers.end - 1).name;
+    let layers = if first == last {
+        first.clone()
+    } else {
+        format!("{first} .. {last}")
+    };
+    format!("stage {stage} ({layers}, x{})", e.replicas)
+}
+
+/// Parts that are there, largest share named with its time.
+fn parts(parts: &[(&str, f64)]) -> String {
+    let shown: Vec<String> = parts
+        .iter()
+        .filter(|(_, seconds)| *seconds > 0.0)
+        .map(|(name, seconds)| format!("{name} {}", show_time(*seconds)))
+        .collect();
+    if shown.is_empty() {
+        return "nothing takes time".to_owned();
+    }
+    shown.join(" + ")
+}

@@ -1,0 +1,206 @@
+//! From a profile and a cluster to a plan: search, depths, baselines, and the words that explain them.
+
+mod baselines;
+mod explain;
+mod hand;
+mod search;
+mod sweep;
+
+pub use hand::{HandError, StageSpec, parse_stages};
+pub use search::{Infeasible, Solver};
+pub use sweep::{Point, sweep};
+
+use crate::cost::{Evaluation, Formula, Machine, Partition};
+use crate::graph::LayerGraph;
+use crate::plan::{Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
+use crate::profile::{FileRef, Profile};
+use crate::schedule::{Schedule, ScheduleKind, StageShape};
+use crate::simulate::{SimulationError, depth};
+use crate::solve::SolverError;
+
+/// Goodput that stands for workers of one process, whose tensors change hands by reference: bytes per second.
+pub const LOCAL_BANDWIDTH: f64 = 1e15;
+
+/// What to plan for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The machines.
+    pub cluster: Cluster,
+    /// Who searches.
+    pub solver: Solver,
+    /// What a plan is judged by.
+    pub formula: Formula,
+    /// Which plans are considered.
+    pub scope: Scope,
+}
+
+/// Which plans are considered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scope {
+    /// All of them.
+    All,
+    /// Those without replication.
+    Straight,
+    /// The one that the user wrote down.
+    Given(Vec<StageSpec>),
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanningError {
+    /// Nothing fits.
+    #[error(transparent)]
+    Infeasible(#[from] Infeasible),
+    /// The stages that the user wrote down are none.
+    #[error(transparent)]
+    Hand(#[from] HandError),
+    /// The back-end of the integer program gave up.
+    #[error(transparent)]
+    Solver(#[from] SolverError),
+    /// No schedule for the stages.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+    /// The plan contradicts itself.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A solver promised what an independent evaluation does not confirm.
+    #[error(
+        "the {solver} solver reports a bottleneck of {reported} s, an independent evaluation {evaluated} s: \
+         this is a fault of dp-plan, please report it with the profile"
+    )]
+    Disagreement {
+        /// The solver.
+        solver: &'static str,
+        /// What it promised.
+        reported: f64,
+        /// What the evaluation says.
+        evaluated: f64,
+    },
+}
+
+/// Everything about a partition that a plan tells.
+struct Judged {
+    evaluation: Evaluation,
+    choice: depth::Choice,
+}
+
+/// Makes the plan for a valid profile, which `profile_file` names.
+///
+/// # Errors
+/// If nothing fits the memory, the user's stages are none, or a solver fails.
+pub fn plan(
+    profile: &Profile,
+    profile_file: FileRef,
+    request: &Request,
+) -> Result<Plan, PlanningError> {
+    let graph = LayerGraph::new(profile);
+    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let found = search::search(&graph, &machine, request)?;
+    let judged = judge(
+        &graph,
+        &machine,
+        &found.partition,
+        memory_limit(&request.cluster),
+    )?;
+    let baselines = baselines::baselines(profile, &graph, &machine, request)?;
+    let shapes = &judged.choice.shapes;
+    let evaluation = &judged.evaluation;
+    let bottleneck_s = evaluation.objective(request.formula, &machine);
+    let prediction = &judged.choice.prediction;
+    let plan = Plan {
+        schema: PLAN_SCHEMA.to_owned(),
+        model: profile.model.clone(),
+        profile: profile_file,
+        batch_size: profile.batch_size,
+        threads: profile.threads,
+        cluster: request.cluster.clone(),
+        schedule: ScheduleKind::OneFOneB,
+        stages: stages(&graph, evaluation, shapes)?,
+        links: evaluation.links.iter().map(|l| l.link()).collect(),
+        workers: found.partition.workers(),
+        bottleneck_s,
+        bottleneck: explain::bottleneck(&graph, evaluation, request.formula, &machine),
+        lower_bound_s: found.lower_bound,
+        gap: gap(bottleneck_s, found.lower_bound),
+        optimal: found.proved,
+        period_s: prediction.period,
+        stall: explain::stall(&graph, &judged.choice, evaluation),
+        fill_s: prediction.fill,
+        drain_s: prediction.drain,
+        bubble_share: prediction.bubble_share,
+        throughput_samples_per_s: throughput(profile, prediction.period),
+        bytes_per_minibatch: evaluation.bytes_per_minibatch,
+        baselines,
+    };
+    plan.validate()?;
+    Ok(plan)
+}
+
+fn memory_limit(cluster: &Cluster) -> f64 {
+    cluster
+        .memory_bytes
+        .map_or(f64::INFINITY, |bytes| bytes as f64)
+}
+
+/// Samples per second. A profile in which nothing takes time has no speed: it is given as that of a nanosecond.
+fn throughput(profile: &Profile, period: f64) -> f64 {
+    profile.batch_size as f64 / period.max(1e-9)
+}
+
+fn gap(value: f64, bound: f64) -> f64 {
+    if bound > 0.0 {
+        (value / bound - 1.0).max(0.0)
+    } else {
+        0.0
+    }
+}
+
+fn judge(
+    graph: &LayerGraph,
+    machine: &Machine,
+    partition: &Partition,
+    memory: f64,
+) -> Result<Judged, PlanningError> {
+    let evaluation = Evaluation::new(graph, partition, machine);
+    let choice = depth::choose(&evaluation, machine, memory)?;
+    Ok(Judged { evaluation, choice })
+}
+
+fn stages(
+    graph: &LayerGraph,
+    evaluation: &Evaluation,
+    shapes: &[StageShape],
+) -> Result<Vec<Stage>, PlanningError> {
+    let links: Vec<_> = evaluation.links.iter().map(|l| l.link()).collect();
+    let in_flight = shapes.iter().map(|s| s.replicas * (s.depth + 2)).max();
+    let schedule = Schedule::one_f_one_b(shapes, &links, 2 * in_flight.unwrap_or(0))
+        .map_err(SimulationError::from)?;
+    let mut first_worker = 0;
+    let stages = evaluation.stages.iter().zip(shapes).map(|(e, shape)| {
+        let workers: Vec<usize> = (first_worker..first_worker + shape.replicas).collect();
+        let versions = schedule.versions_held(first_worker);
+        first_worker += shape.replicas;
+        Stage {
+            layers: e
+                .layers
+                .clone()
+                .map(|i| graph.layer(i).name.clone())
+                .collect(),
+            replicas: shape.replicas,
+            depth: shape.depth,
+            delay: shape.delay,
+            versions,
+            workers,
+            compute_s: e.loads.compute,
+            sync_s: e.loads.sync,
+            traffic_s: e.loads.traffic,
+            parameter_bytes: e.sums.parameters as u64,
+            stash_bytes: e.sums.stash as u64,
+            memory_bytes: e
+                .sums
+                .memory(shape.replicas, shape.depth, shape.delay)
+                .ceil() as u64,
+        }
+    });
+    Ok(stages.collect())
+}

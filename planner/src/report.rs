@@ -1,0 +1,261 @@
+//! A plan as a table that anybody can read.
+
+use std::fmt::Write;
+
+use crate::Plan;
+use crate::cost::Formula;
+use crate::plan::{Baseline, Cluster, Stage};
+use crate::units::{show_bandwidth, show_bytes, show_time};
+
+/// No layer name is shown longer than this.
+const LONGEST_NAME: usize = 28;
+
+/// The whole report, ending in a newline.
+#[must_use]
+pub fn table(plan: &Plan, formula: Formula) -> String {
+    let mut text = String::new();
+    let replicas: Vec<String> = plan.stages.iter().map(|s| s.replicas.to_string()).collect();
+    let _ = writeln!(
+        text,
+        "Plan {} on {} of {}: {} samples/s ({} per minibatch of {})\n",
+        replicas.join("-"),
+        count(plan.workers, "worker"),
+        cluster_line(&plan.cluster),
+        number(plan.throughput_samples_per_s),
+        show_time(plan.period_s),
+        plan.batch_size,
+    );
+    text.push_str(&stage_table(plan));
+    text.push('\n');
+    text.push_str(&verdict(plan, formula));
+    text.push('\n');
+    text.push_str(&baseline_table(plan));
+    text
+}
+
+/// `4 devices, 10.0 Gbps, 16.0 GiB each`.
+#[must_use]
+pub fn cluster_line(cluster: &Cluster) -> String {
+    let mut line = count(cluster.devices, "device");
+    if cluster.local {
+        line.push_str(" in one process");
+    } else {
+        let _ = write!(
+            line,
+            ", {} links",
+            show_bandwidth(cluster.bandwidth_bytes_per_s)
+        );
+    }
+    if let Some(memory) = cluster.memory_bytes {
+        let _ = write!(line, ", {} each", show_bytes(memory as f64));
+    }
+    line
+}
+
+fn stage_table(plan: &Plan) -> String {
+    let mut rows = vec![
+        [
+            "stage", "layers", "replicas", "depth", "compute", "traffic", "sync", "memory",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    ];
+    for (i, stage) in plan.stages.iter().enumerate() {
+        let depth = match stage.delay {
+            0 => stage.depth.to_string(),
+            delay => format!("{}+{delay}", stage.depth),
+        };
+        rows.push(vec![
+            i.to_string(),
+            layers(stage),
+            format!("x{}", stage.replicas),
+            depth,
+            show_time(stage.compute_s),
+            show_time(stage.traffic_s),
+            show_time(stage.sync_s),
+            show_bytes(stage.memory_bytes as f64),
+        ]);
+    }
+    let mut text = align(&rows, 2);
+    text.push_str("Times per minibatch on each replica's device (compute) and link (traffic, sync); memory per worker.\n");
+    if plan.stages.iter().any(|s| s.delay > 0) {
+        text.push_str(
+            "Depth k+1: k minibatches in flight, and the all-reduce may lag one round.\n",
+        );
+    }
+    text
+}
+
+fn layers(stage: &Stage) -> String {
+    let name = |i: usize| shorten(&stage.layers[i]);
+    match stage.layers.len() {
+        0 => String::new(),
+        1 => name(0),
+        n => format!("{} .. {} ({n})", name(0), name(n - 1)),
+    }
+}
+
+/// Long names keep their end, which tells layers apart.
+fn shorten(name: &str) -> String {
+    let length = name.chars().count();
+    if length <= LONGEST_NAME {
+        return name.to_owned();
+    }
+    let tail: String = name.chars().skip(length - LONGEST_NAME + 1).collect();
+    format!("\u{2026}{tail}")
+}
+
+fn verdict(plan: &Plan, formula: Formula) -> String {
+    let mut text = format!(
+        "Bottleneck  {} per minibatch\n            {}\n",
+        show_time(plan.bottleneck_s),
+        plan.bottleneck
+    );
+    let proof = if plan.optimal {
+        "optimal: no plan on these devices has a smaller bottleneck".to_owned()
+    } else {
+        format!(
+            "{:.1} % above the lower bound of {}",
+            100.0 * plan.gap,
+            show_time(plan.lower_bound_s)
+        )
+    };
+    let _ = writeln!(text, "Proof       {proof}");
+    if formula == Formula::Ours {
+        let above = plan.period_s / plan.bottleneck_s.max(f64::MIN_POSITIVE) - 1.0;
+        let _ = writeln!(
+            text,
+            "Simulated   {} per minibatch, {:.1} % above the bottleneck; bubbles {:.0} %, fill {}, drain {}",
+            show_time(plan.period_s),
+            100.0 * above.clamp(0.0, 1e6),
+            100.0 * plan.bubble_share,
+            show_time(plan.fill_s),
+            show_time(plan.drain_s),
+        );
+    } else {
+        let _ = writeln!(
+            text,
+            "Simulated   {} per minibatch under this program's own cost model (--model ours plans by it)",
+            show_time(plan.period_s),
+        );
+    }
+    if let Some(stall) = &plan.stall {
+        let _ = writeln!(text, "Held up by  {stall}");
+    }
+    let unused = plan.cluster.devices - plan.workers.min(plan.cluster.devices);
+    if unused > 0 {
+        let _ = writeln!(
+            text,
+            "Idle        {}: more would not lower the bottleneck",
+            count(unused, "device")
+        );
+    }
+    text
+}
+
+fn baseline_table(plan: &Plan) -> String {
+    let mut rows = vec![
+        [
+            "against",
+            "samples/s",
+            "speed-up",
+            "traffic/minibatch",
+            "memory",
+            "",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        vec![
+            "this plan".to_owned(),
+            number(plan.throughput_samples_per_s),
+            String::new(),
+            show_bytes(plan.bytes_per_minibatch),
+            show_bytes(
+                plan.stages
+                    .iter()
+                    .map(|s| s.memory_bytes)
+                    .max()
+                    .unwrap_or(0) as f64,
+            ),
+            String::new(),
+        ],
+    ];
+    let baselines = &plan.baselines;
+    for (name, baseline) in [
+        ("data parallel", &baselines.data_parallel),
+        ("model parallel", &baselines.model_parallel),
+        ("straight pipeline", &baselines.straight),
+    ] {
+        rows.push(baseline_row(name, baseline, plan));
+    }
+    align(&rows, 1)
+}
+
+fn baseline_row(name: &str, baseline: &Baseline, plan: &Plan) -> Vec<String> {
+    let note = if baseline.infeasible.is_some() {
+        "does not fit the memory"
+    } else {
+        ""
+    };
+    vec![
+        name.to_owned(),
+        number(baseline.throughput_samples_per_s),
+        format!(
+            "{:.2}x",
+            plan.throughput_samples_per_s / baseline.throughput_samples_per_s
+        ),
+        show_bytes(baseline.bytes_per_minibatch),
+        show_bytes(baseline.memory_bytes as f64),
+        note.to_owned(),
+    ]
+}
+
+/// Columns two spaces apart: the first `left` of them flush left, the others flush right.
+fn align(rows: &[Vec<String>], left: usize) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|c| {
+            rows.iter()
+                .map(|row| row[c].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (c, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let padding = " ".repeat(width - cell.chars().count());
+            // A note in the last column needs no alignment.
+            let (before, after) = if c < left || cell.contains(' ') && c + 1 == columns && left == 1
+            {
+                (cell, &padding)
+            } else {
+                (&padding, cell)
+            };
+            let _ = write!(line, "{before}{after}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn count(n: usize, what: &str) -> String {
+    if n == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{n} {what}s")
+    }
+}
+
+fn number(value: f64) -> String {
+    let decimals = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}")
+}
