@@ -33,7 +33,7 @@ pub struct Arguments {
     pub bw: Link,
 
     /// Latency of one message
-    #[arg(long, value_name = "TIME", default_value = "0us", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "0us", value_parser = parse_time, allow_hyphen_values = true)]
     pub latency: f64,
 
     /// Memory of each device, for example 16GiB [default: unlimited]

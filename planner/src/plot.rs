@@ -161,16 +161,14 @@ fn draw<B: DrawingBackend>(
         .map_err(failed)?
         .label("ideal: one worker times N")
         .legend(move |(x, y)| legend_line(x, y, IDEAL, scale));
-    let lines: [(&str, RGBColor, fn(&Point) -> Option<f64>); 2] = [
-        ("data parallel", DATA_PARALLEL, |p| p.data_parallel),
-        ("pipeline plan", PLAN, |p| p.plan),
-    ];
-    for (name, color, value) in lines {
-        let points: Vec<(f64, f64)> = chart
-            .points
-            .iter()
-            .filter_map(|p| Some((p.devices as f64, value(p)?)))
-            .collect();
+    let of = |value: fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
+        let values = chart.points.iter().map(|p| (p.devices as f64, value(p)));
+        values.filter_map(|(x, y)| Some((x, y?))).collect()
+    };
+    for (name, color, points) in [
+        ("data parallel", DATA_PARALLEL, of(|p| p.data_parallel)),
+        ("pipeline plan", PLAN, of(|p| p.plan)),
+    ] {
         context
             .draw_series(LineSeries::new(
                 points.iter().copied(),
@@ -201,12 +199,14 @@ fn draw<B: DrawingBackend>(
 
 fn legend_line(x: i32, y: i32, color: RGBColor, scale: u32) -> PathElement<(i32, i32)> {
     let length = i32::try_from(30 * scale).unwrap_or(30);
+    // The library hands over the middle of the row, a little below that of the letters.
+    let y = y - i32::try_from(2 * scale).unwrap_or(2);
     PathElement::new(vec![(x, y), (x + length, y)], color.stroke_width(3 * scale))
 }
 
 /// `12 000` rather than `12000`.
 fn thousands(value: f64) -> String {
-    if value < 10.0 {
+    if value > 0.0 && value < 10.0 {
         return format!("{value:.1}");
     }
     let digits = format!("{value:.0}");

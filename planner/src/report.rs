@@ -144,11 +144,12 @@ fn verdict(plan: &Plan, formula: Formula) -> String {
     }
     let unused = plan.cluster.devices - plan.workers.min(plan.cluster.devices);
     if unused > 0 {
-        let _ = writeln!(
-            text,
-            "Idle        {}: more would not lower the bottleneck",
-            count(unused, "device")
-        );
+        let why = if plan.optimal {
+            ": more workers would not lower the bottleneck"
+        } else {
+            ""
+        };
+        let _ = writeln!(text, "Idle        {}{why}", count(unused, "device"));
     }
     text
 }

@@ -50,7 +50,7 @@ pub enum Scope {
 pub enum PlanningError {
     /// Nothing fits.
     #[error(transparent)]
-    Infeasible(#[from] Infeasible),
+    Infeasible(Box<Infeasible>),
     /// The stages that the user wrote down are none.
     #[error(transparent)]
     Hand(#[from] HandError),
@@ -76,6 +76,12 @@ pub enum PlanningError {
         /// What the evaluation says.
         evaluated: f64,
     },
+}
+
+impl From<Infeasible> for PlanningError {
+    fn from(miss: Infeasible) -> Self {
+        Self::Infeasible(Box::new(miss))
+    }
 }
 
 /// Everything about a partition that a plan tells.

@@ -6,7 +6,6 @@ use crate::cost::{Evaluation, Formula, Machine, Partition};
 use crate::graph::LayerGraph;
 use crate::schedule::noam;
 use crate::solve::{self, Limits, Problem, Solution, SolverError};
-use crate::units::show_bytes;
 
 /// Who searches for the best partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +209,7 @@ pub(super) fn miss(
     let layers = evaluation.stages[stage].layers.clone();
     Some(Infeasible {
         what,
-        limit: show_bytes(limits.memory),
+        limit: show_limit(limits.memory),
         devices: limits.devices,
         needed: show_limit(needed),
         stage,

@@ -11,6 +11,9 @@ use crate::schedule::{StageShape, noam};
 /// A period within this of the bottleneck needs no deeper pipeline.
 pub const CLOSE_ENOUGH: f64 = 0.02;
 
+/// No more simulations than this are spent on making a plan shallower.
+const MOST_TRIMMING: usize = 200;
+
 /// A lower bound on the period, and what imposes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
@@ -135,12 +138,9 @@ pub fn choose(
             if let Some((shapes, prediction)) = &best
                 && prediction.period <= goal
             {
-                return Ok(explain(
-                    evaluation,
-                    machine,
-                    shapes.clone(),
-                    prediction.clone(),
-                ));
+                let enough = (shapes.clone(), prediction.clone());
+                let (shapes, prediction) = trim(evaluation, machine, enough, goal);
+                return Ok(explain(evaluation, machine, shapes, prediction));
             }
         }
     }
@@ -153,6 +153,56 @@ pub fn choose(
         }
     };
     Ok(explain(evaluation, machine, shapes, prediction))
+}
+
+/// Takes away depth and delay that the goal does not need, where it saves most memory first.
+fn trim(
+    evaluation: &Evaluation,
+    machine: &Machine,
+    enough: (Vec<StageShape>, Prediction),
+    goal: f64,
+) -> (Vec<StageShape>, Prediction) {
+    let (mut shapes, mut prediction) = enough;
+    let replicas: Vec<usize> = shapes.iter().map(|s| s.replicas).collect();
+    let least = noam(&replicas);
+    let mut stages: Vec<usize> = (0..shapes.len()).collect();
+    let per_depth = |stage: usize| {
+        let sums = &evaluation.stages[stage].sums;
+        sums.parameters + sums.stash
+    };
+    stages.sort_by(|&a, &b| per_depth(b).total_cmp(&per_depth(a)));
+    let mut simulations = 0;
+    let mut again = true;
+    while again {
+        again = false;
+        for &stage in &stages {
+            let mut leaner = vec![];
+            if shapes[stage].depth > least[stage] {
+                leaner.push((1, 0));
+            }
+            if shapes[stage].delay > 0 {
+                leaner.push((0, 1));
+            }
+            for (depth, delay) in leaner {
+                let mut less = shapes.clone();
+                less[stage].depth -= depth;
+                less[stage].delay -= delay;
+                simulations += 1;
+                // Too shallow for what is behind it is an error here, and no candidate.
+                if let Ok(result) = predict(evaluation, &less, machine)
+                    && result.period <= goal
+                {
+                    (shapes, prediction) = (less, result);
+                    again = true;
+                    break;
+                }
+            }
+            if simulations >= MOST_TRIMMING {
+                return (shapes, prediction);
+            }
+        }
+    }
+    (shapes, prediction)
 }
 
 fn explain(
@@ -253,6 +303,33 @@ mod tests {
         assert!(shallow.period > 1.5 * 6e-3, "{}", shallow.period);
         let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
         assert!(choice.prediction.period <= 1.02 * 6e-3, "{choice:?}");
+    }
+
+    #[test]
+    fn no_stage_is_deeper_than_it_has_to_be() {
+        let machine = Machine {
+            bandwidth: 1.25e9,
+            latency: 0.0,
+            message_s_per_byte: 0.0,
+            reduce_s_per_byte: 0.0,
+        };
+        let graph = LayerGraph::new(&testing::chain(&[30.0; 3], &[9; 3], &[1_000_000; 2]));
+        let partition = Partition {
+            stages: (0..3).map(|i| i..i + 1).collect(),
+            replicas: vec![1; 3],
+        };
+        let evaluation = Evaluation::new(&graph, &partition, &machine);
+        let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+        let goal = 1.02 * 30e-3;
+        assert!(choice.prediction.period <= goal);
+        for stage in 0..3 {
+            let mut less = choice.shapes.clone();
+            less[stage].depth -= 1;
+            let slower = less[stage].depth == 0
+                || predict(&evaluation, &less, &machine).is_err()
+                || predict(&evaluation, &less, &machine).unwrap().period > goal;
+            assert!(slower, "{less:?}");
+        }
     }
 
     #[test]

@@ -120,14 +120,14 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
     });
     for start in (0..layers).rev() {
         let mut best: Option<Suffix> = None;
-        for end in start + 1..=layers {
+        for (end, rest) in suffixes.iter().enumerate().skip(start + 1) {
             // A longer stage has more work: once it fits no number of replicas, none longer does.
             let work = problem.formula.work(problem.table.get(start, end));
             let at_least = replicas_for(work, threshold);
             if at_least > problem.most_replicas {
                 break;
             }
-            let Some(rest) = suffixes[end] else { continue };
+            let Some(rest) = rest else { continue };
             let allowed = best.map_or(problem.devices, |b| b.devices);
             if rest.devices + at_least > allowed {
                 continue;

@@ -1,0 +1,448 @@
+//! The program dp-plan from outside: good input, bad input, exit codes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use planner::Plan;
+use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA, Profile};
+use serde_json::Value;
+
+fn dp_plan() -> Command {
+    let mut command = Command::cargo_bin("dp-plan").unwrap();
+    command.env("COLUMNS", "100");
+    command
+}
+
+/// A chain of layers: seconds forward, seconds backward, weights; bytes between neighbours.
+fn chain(layers: &[(f64, f64, u64)], bytes: &[u64]) -> Profile {
+    Profile {
+        schema: PROFILE_SCHEMA.to_owned(),
+        model: FileRef {
+            file: "model.onnx".to_owned(),
+            sha256: "0".repeat(64),
+        },
+        device: "cpu".to_owned(),
+        batch_size: 32,
+        threads: 1,
+        optimizer: None,
+        layers: layers
+            .iter()
+            .enumerate()
+            .map(|(i, &(forward, backward, parameter_bytes))| LayerProfile {
+                name: format!("L{i}"),
+                kind: "Gemm".to_owned(),
+                forward_ms: forward * 1e3,
+                backward_ms: backward * 1e3,
+                parameter_bytes,
+                ..LayerProfile::default()
+            })
+            .collect(),
+        edges: bytes
+            .iter()
+            .enumerate()
+            .map(|(i, &bytes)| Edge {
+                from: format!("L{i}"),
+                to: format!("L{}", i + 1),
+                tensor: format!("t{i}"),
+                bytes,
+                gradient: true,
+            })
+            .collect(),
+        whole_step_ms: None,
+        whole_step_samples_ms: Vec::new(),
+        communication_s_per_byte: 0.0,
+    }
+}
+
+fn small() -> Profile {
+    chain(
+        &[
+            (0.01, 0.02, 4_000_000),
+            (0.01, 0.02, 400_000_000),
+            (0.01, 0.02, 4_000_000),
+        ],
+        &[1_000_000, 1_000_000],
+    )
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn profile(&self, profile: &Profile) -> PathBuf {
+        let path = self.path("profile.json");
+        profile.save(&path).unwrap();
+        path
+    }
+
+    /// A profile that `Profile::save` would refuse.
+    fn spoiled(&self, change: impl FnOnce(&mut Value)) -> PathBuf {
+        let mut value = serde_json::to_value(small()).unwrap();
+        change(&mut value);
+        let path = self.path("profile.json");
+        fs::write(&path, value.to_string()).unwrap();
+        path
+    }
+}
+
+/// Runs with four devices on 10 Gbps; the JSON object that it prints.
+fn planned(profile: &Path, flags: &[&str]) -> Value {
+    let output = dp_plan()
+        .arg(profile)
+        .args(["--gpus", "4", "--bw", "10Gbps", "--json"])
+        .args(flags)
+        .assert()
+        .success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// Runs, expects the exit code and a single line on stderr, and returns it.
+fn refused(profile: &Path, flags: &[&str], code: i32) -> String {
+    let assert = dp_plan().arg(profile).args(flags).assert().code(code);
+    let output = assert.get_output();
+    assert!(output.stdout.is_empty());
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+const FOUR: [&str; 4] = ["--gpus", "4", "--bw", "10Gbps"];
+
+#[test]
+fn json_has_the_names_that_scripts_rely_on() {
+    let folder = Folder::new();
+    let plan = planned(&folder.profile(&small()), &[]);
+    for name in [
+        "bottleneck_s",
+        "lower_bound_s",
+        "gap",
+        "optimal",
+        "bottleneck",
+        "period_s",
+        "throughput_samples_per_s",
+        "workers",
+        "schedule",
+        "bytes_per_minibatch",
+    ] {
+        assert!(!plan[name].is_null(), "{name}");
+    }
+    for name in [
+        "layers",
+        "replicas",
+        "depth",
+        "versions",
+        "compute_s",
+        "sync_s",
+        "memory_bytes",
+    ] {
+        assert!(!plan["stages"][0][name].is_null(), "{name}");
+    }
+    for baseline in ["data_parallel", "model_parallel", "straight"] {
+        for name in [
+            "bottleneck_s",
+            "throughput_samples_per_s",
+            "bytes_per_minibatch",
+        ] {
+            assert!(
+                plan["baselines"][baseline][name].is_f64(),
+                "{baseline} {name}"
+            );
+        }
+    }
+    assert_eq!(plan["schedule"], "1f1b");
+    assert!(plan["period_s"].as_f64() >= plan["bottleneck_s"].as_f64());
+}
+
+#[test]
+fn the_plan_file_holds_what_is_printed_and_can_be_run() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let file = folder.path("plan.json");
+    let printed = planned(&profile, &["-o", file.to_str().unwrap()]);
+    let plan = Plan::load(&file).unwrap();
+    assert_eq!(serde_json::to_value(&plan).unwrap(), printed);
+    assert_eq!(
+        plan.profile.sha256,
+        planner::file::sha256_of_file(&profile).unwrap()
+    );
+    let layers: Vec<&String> = plan.stages.iter().flat_map(|s| &s.layers).collect();
+    assert_eq!(layers, ["L0", "L1", "L2"]);
+    for minibatches in [0, 1, 5, 101] {
+        plan.schedule_for(minibatches).unwrap();
+    }
+}
+
+#[test]
+fn both_solvers_print_the_same_plan() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    for memory in [&[][..], &["--memory", "2GiB"]] {
+        let dp = planned(&profile, memory);
+        let ilp = planned(&profile, &[memory, &["--solver", "ilp"]].concat());
+        assert_eq!(dp["bottleneck_s"], ilp["bottleneck_s"]);
+        assert_eq!(dp["workers"], ilp["workers"]);
+    }
+}
+
+#[test]
+fn uneven_replicas_are_found_under_the_published_formulas() {
+    let shared = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/cases");
+    let case = Path::new(shared).join("g6_plan_uneven_replicas.profile.json");
+    let Ok(text) = fs::read_to_string(&case) else {
+        eprintln!("skipped: {} is not there", case.display());
+        return;
+    };
+    let case: Value = serde_json::from_str(&text).unwrap();
+    let expect = Path::new(shared).join("g6_plan_uneven_replicas.expect.json");
+    let expect: Value = serde_json::from_str(&fs::read_to_string(expect).unwrap()).unwrap();
+    let number = |v: &Value| v.as_f64().unwrap();
+    let nodes = case["nodes"].as_array().unwrap();
+    let layers: Vec<(f64, f64, u64)> = nodes
+        .iter()
+        .map(|n| {
+            let weights = n["param_bytes"].as_u64().unwrap();
+            (number(&n["fwd"]), number(&n["bwd"]), weights)
+        })
+        .collect();
+    let bytes: Vec<u64> = case["edges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["bytes"].as_u64().unwrap())
+        .collect();
+    let folder = Folder::new();
+    let profile = folder.profile(&chain(&layers, &bytes));
+    for formula in ["paper", "release"] {
+        for solver in ["dp", "ilp"] {
+            let plan = planned(&profile, &["--model", formula, "--solver", solver]);
+            let optimum = &expect["optimum"][formula];
+            let close = |a: &Value, b: &Value| (number(a) - number(b)).abs() < 1e-9;
+            assert!(close(&plan["bottleneck_s"], &optimum["bottleneck_s"]));
+            let stages = plan["stages"].as_array().unwrap();
+            let replicas: Vec<Value> = stages.iter().map(|s| s["replicas"].clone()).collect();
+            assert_eq!(Value::from(replicas), optimum["replicas"]);
+            let first = stages[0]["layers"].as_array().unwrap().len();
+            assert_eq!(Value::from(vec![first]), optimum["cuts"]);
+            let data_parallel = &plan["baselines"]["data_parallel"]["bottleneck_s"];
+            assert!(close(
+                data_parallel,
+                &expect["pure_data_parallel_s"][formula]
+            ));
+        }
+    }
+}
+
+#[test]
+fn stages_by_hand_are_judged_against_the_bound() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let plan = planned(&profile, &["--stages", "L0:2,2:1"]);
+    assert_eq!(plan["stages"][0]["replicas"], 2);
+    assert_eq!(plan["stages"][0]["layers"].as_array().unwrap().len(), 2);
+    assert_eq!(plan["optimal"], false);
+    assert!(plan["gap"].as_f64().unwrap() > 0.0);
+    let error = refused(
+        &profile,
+        &[&FOUR[..], &["--stages", "0,nobody"]].concat(),
+        2,
+    );
+    assert!(error.contains("no layer `nobody`"), "{error}");
+}
+
+#[test]
+fn straight_pipelines_have_no_replicas() {
+    let folder = Folder::new();
+    let plan = planned(&folder.profile(&small()), &["--straight"]);
+    let stages = plan["stages"].as_array().unwrap();
+    assert!(stages.iter().all(|s| s["replicas"] == 1));
+}
+
+#[test]
+fn skips_are_paid_for_and_bounded() {
+    let mut profile = small();
+    let mut skip = profile.edges[0].clone();
+    skip.to = "L2".to_owned();
+    profile.edges.push(skip);
+    let folder = Folder::new();
+    let path = folder.profile(&profile);
+    let plan = planned(&path, &["--stages", "0,1,2"]);
+    assert_eq!(plan["links"].as_array().unwrap().len(), 3);
+    // Three tensors of 1 MB cross, and come back.
+    assert_eq!(plan["bytes_per_minibatch"], 6e6);
+}
+
+#[test]
+fn the_table_names_stages_bottleneck_and_alternatives() {
+    let folder = Folder::new();
+    let assert = dp_plan()
+        .arg(folder.profile(&small()))
+        .args(FOUR)
+        .assert()
+        .success();
+    let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn help_explains_every_flag() {
+    let assert = dp_plan().arg("--help").assert().success();
+    let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn quiet_prints_nothing_and_still_writes() {
+    let folder = Folder::new();
+    let file = folder.path("plan.json");
+    dp_plan()
+        .arg(folder.profile(&small()))
+        .args(FOUR)
+        .args(["--quiet", "-o", file.to_str().unwrap()])
+        .assert()
+        .success()
+        .stdout("")
+        .stderr("");
+    assert!(file.exists());
+}
+
+#[cfg(feature = "plot")]
+#[test]
+fn pictures_are_written_by_their_ending() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let plot = |name: &str| {
+        dp_plan()
+            .arg(&profile)
+            .args(FOUR)
+            .arg("--plot")
+            .arg(folder.path(name))
+            .assert()
+    };
+    plot("both").success();
+    assert!(
+        fs::read(folder.path("both.png"))
+            .unwrap()
+            .starts_with(b"\x89PNG")
+    );
+    assert!(
+        fs::read_to_string(folder.path("both.svg"))
+            .unwrap()
+            .contains("<svg")
+    );
+    plot("one.svg").success();
+    assert!(!folder.path("one.png").exists());
+    plot("one.gif").code(1);
+}
+
+#[test]
+fn nothing_fits_is_exit_3_with_the_nearest_miss() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let error = refused(&profile, &[&FOUR[..], &["--memory", "500MB"]].concat(), 3);
+    assert!(
+        error.contains("stage 1 (L1 .. L2, x1") && error.contains("500MB"),
+        "{error}"
+    );
+    // What it says is needed suffices.
+    let needed = error.split("--memory ").nth(1).unwrap();
+    let needed = needed.split(' ').next().unwrap();
+    planned(&profile, &["--memory", needed]);
+}
+
+#[test]
+fn a_cycle_is_one_line_with_its_path() {
+    let folder = Folder::new();
+    let path = folder.spoiled(|v| v["edges"][1]["to"] = "L0".into());
+    let error = refused(&path, &FOUR, 1);
+    assert!(
+        error.contains("profile.json: the layers form a cycle: L0 -> L1 -> L0"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_negative_time_is_one_line_with_its_layer() {
+    let folder = Folder::new();
+    let path = folder.spoiled(|v| v["layers"][1]["forward_ms"] = (-1.0).into());
+    let error = refused(&path, &FOUR, 1);
+    assert!(error.contains("layer `L1`: `forward_ms` is -1"), "{error}");
+}
+
+#[test]
+fn truncated_json_is_one_line_with_its_place_and_leaves_no_file() {
+    let folder = Folder::new();
+    let path = folder.profile(&small());
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, &text[..text.len() / 2]).unwrap();
+    let file = folder.path("plan.json");
+    let flags = [&FOUR[..], &["-o", file.to_str().unwrap()]].concat();
+    let error = refused(&path, &flags, 1);
+    assert!(
+        error.contains("profile.json:") && error.contains("not a profile"),
+        "{error}"
+    );
+    assert_eq!(fs::read_dir(folder.0.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn another_schema_is_refused_with_a_hint() {
+    let folder = Folder::new();
+    let newer = folder.spoiled(|v| v["schema"] = "dp.profile/9".into());
+    let error = refused(&newer, &FOUR, 1);
+    assert!(
+        error.contains("`dp.profile/9`") && error.contains("dp-profile"),
+        "{error}"
+    );
+    let other = folder.spoiled(|v| v["schema"] = "dp.plan/1".into());
+    let error = refused(&other, &FOUR, 1);
+    assert!(error.contains("another kind of file"), "{error}");
+    let none = folder.spoiled(|v| {
+        v.as_object_mut().unwrap().remove("schema");
+    });
+    refused(&none, &FOUR, 1);
+}
+
+#[test]
+fn bad_flags_are_usage_errors_of_one_line() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let error = refused(&profile, &["--gpus", "4", "--bw", "10"], 2);
+    assert!(
+        error.contains("no unit") && error.contains("10Gbps"),
+        "{error}"
+    );
+    let error = refused(&profile, &["--gpus", "0", "--bw", "10Gbps"], 2);
+    assert!(error.contains("at least 1"), "{error}");
+    refused(&profile, &[&FOUR[..], &["--memory", "16"]].concat(), 2);
+    refused(&profile, &[&FOUR[..], &["--latency", "-1us"]].concat(), 2);
+    refused(&profile, &[&FOUR[..], &["--stages", "a:0"]].concat(), 2);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = refused(Path::new("nowhere.json"), &FOUR, 1);
+    assert!(error.contains("nowhere.json: cannot be read"), "{error}");
+}
+
+#[test]
+fn a_model_without_cost_is_planned_without_a_panic() {
+    let folder = Folder::new();
+    let profile = folder.profile(&chain(&[(0.0, 0.0, 0), (0.0, 0.0, 0)], &[0]));
+    for flags in [
+        &[][..],
+        &["--straight"],
+        &["--solver", "ilp"],
+        &["--stages", "0:2,1:2"],
+    ] {
+        let plan = planned(&profile, flags);
+        assert_eq!(plan["bottleneck_s"], 0.0);
+    }
+}
