@@ -2,11 +2,15 @@
 
 mod error;
 mod external;
+mod message;
 mod model;
 pub mod proto;
 mod tensor;
 mod wire;
 mod write;
+
+#[cfg(test)]
+mod tests;
 
 pub use error::OnnxError;
 pub use model::{Model, SUPPORTED_OPSETS};

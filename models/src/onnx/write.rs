@@ -6,14 +6,12 @@
 //! Identity of another initializer) becomes an initializer of that name and the node goes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use prost::Message as _;
-use prost::bytes::Bytes;
 
+use super::message::{Chunk, Message, write_file};
 use super::proto::{
     Dimension, DimensionValue, EXTERNAL, NodeProto, TensorProto, TensorShapeProto, TensorType,
     TypeProto, TypeValue, ValueInfoProto, data_type,
@@ -48,7 +46,7 @@ impl Model {
         self.write_back_within(weights, path.as_ref(), MESSAGE_LIMIT)
     }
 
-    fn write_back_within<N: AsRef<str>>(
+    pub(super) fn write_back_within<N: AsRef<str>>(
         &self,
         weights: &[(N, Tensor)],
         path: &Path,
@@ -102,65 +100,6 @@ impl Model {
             weight: weight.into(),
             reason: reason.into(),
         }
-    }
-}
-
-/// A stretch of an output file.
-enum Chunk<'a> {
-    /// Bytes of the original file.
-    Original(Range<usize>),
-    /// A few bytes of our own.
-    New(Vec<u8>),
-    /// Data that the original keeps in another file.
-    Kept(Bytes),
-    /// A weight, to be written in this element type.
-    Weight(&'a Tensor, i32),
-}
-
-/// A message (or file) under construction: the length of a nested one is known only when it is complete.
-#[derive(Default)]
-struct Message<'a> {
-    chunks: Vec<Chunk<'a>>,
-    size: usize,
-}
-
-impl<'a> Message<'a> {
-    fn copy(&mut self, range: Range<usize>) {
-        self.size += range.len();
-        match self.chunks.last_mut() {
-            Some(Chunk::Original(last)) if last.end == range.start => last.end = range.end,
-            _ => self.chunks.push(Chunk::Original(range)),
-        }
-    }
-
-    fn push(&mut self, bytes: Vec<u8>) {
-        self.size += bytes.len();
-        self.chunks.push(Chunk::New(bytes));
-    }
-
-    fn push_data(&mut self, data: Chunk<'a>, size: usize) {
-        self.size += size;
-        self.chunks.push(data);
-    }
-
-    fn nest(&mut self, number: u32, message: Message<'a>) {
-        let mut header = Vec::new();
-        wire::put_header(&mut header, number, message.size);
-        self.push(header);
-        self.size += message.size;
-        self.chunks.extend(message.chunks);
-    }
-
-    fn write(&self, original: &[u8], out: &mut dyn Write) -> io::Result<()> {
-        for chunk in &self.chunks {
-            match chunk {
-                Chunk::Original(range) => out.write_all(&original[range.clone()])?,
-                Chunk::New(bytes) => out.write_all(bytes)?,
-                Chunk::Kept(bytes) => out.write_all(bytes)?,
-                Chunk::Weight(weight, element) => tensor::encode(weight, *element, out)?,
-            }
-        }
-        Ok(())
     }
 }
 
@@ -518,32 +457,4 @@ fn value_info(name: &str, element: i32, dims: &[i64]) -> ValueInfoProto {
         }),
         ..ValueInfoProto::default()
     }
-}
-
-/// Writes a file under a temporary name in the same folder and renames it when it is complete.
-fn write_file(
-    path: &Path,
-    contents: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
-    let temporary = path.with_file_name(format!(
-        ".{}.{}.tmp",
-        name.to_string_lossy(),
-        std::process::id()
-    ));
-    let written = File::create(&temporary).and_then(|file| {
-        let mut out = BufWriter::with_capacity(1 << 20, file);
-        contents(&mut out)?;
-        out.into_inner()
-            .map_err(io::IntoInnerError::into_error)?
-            .sync_all()?;
-        std::fs::rename(&temporary, path)
-    });
-    if written.is_err() {
-        // The first error is the one to report.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written
 }
