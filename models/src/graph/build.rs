@@ -11,6 +11,7 @@ use crate::device::cpu::CpuDevice;
 use crate::init;
 use crate::onnx::Model;
 use crate::ops::ValueType;
+use crate::tensor::Tensor;
 
 /// What a model leaves open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -227,6 +228,12 @@ fn final_softmax(
     (draft.nodes[live[order[id]]].softmax && alone).then_some(id)
 }
 
+/// Whether a weight of two or more axes is one number everywhere.
+fn is_constant_fill(tensor: &Tensor) -> bool {
+    let values = tensor.f32s();
+    tensor.shape().len() >= 2 && values.len() > 1 && values.iter().all(|value| *value == values[0])
+}
+
 /// A graph under construction.
 struct Assembly<'a> {
     draft: &'a Draft,
@@ -270,8 +277,7 @@ impl<'a> Assembly<'a> {
             Kind::Input => Origin::Input,
             Kind::Computed => Origin::Node(self.graph.nodes.len()),
             Kind::Parameter(tensor) => {
-                let constant_fill =
-                    tensor.shape().len() >= 2 && tensor.f32s().windows(2).all(|w| w[0] == w[1]);
+                let constant_fill = is_constant_fill(tensor);
                 let (name, tensor) = (draft.name.clone(), tensor.clone());
                 self.graph.parameters.push(Parameter {
                     name,
