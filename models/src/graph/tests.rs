@@ -373,13 +373,13 @@ fn open_dimensions_are_asked_for_by_flag() {
     assert_eq!(graph.values()[graph.outputs()[0]].ty.shape, [6, 10]);
 }
 
-/// A model of one input `x` whose nodes are `(operator, inputs, output, integer attributes)`; the last
-/// node makes the output. Initializers hold distinct numbers unless values are given.
-fn model(
-    input: &[i64],
-    initializers: &[(&str, &[i64], Option<f32>)],
-    nodes: &[(&str, &[&str], &str, &[(&str, i64)])],
-) -> Model {
+/// Name, shape, and the value everywhere; without one, elements differ.
+type InitializerRow<'a> = (&'a str, &'a [i64], Option<f32>);
+/// Operator, inputs, output, integer attributes.
+type NodeRow<'a> = (&'a str, &'a [&'a str], &'a str, &'a [(&'a str, i64)]);
+
+/// A model of one input `x`; the last node makes the output.
+fn model(input: &[i64], initializers: &[InitializerRow<'_>], nodes: &[NodeRow<'_>]) -> Model {
     let declared = |name: &str, dims: &[i64]| {
         let dim = |&dim| Dimension {
             value: Some(DimensionValue::Value(dim)),
@@ -400,7 +400,7 @@ fn model(
             ..ValueInfoProto::default()
         }
     };
-    let initializer = |&(name, dims, value): &(&str, &[i64], Option<f32>)| {
+    let initializer = |&(name, dims, value): &InitializerRow<'_>| {
         let count = dims.iter().product::<i64>();
         TensorProto {
             name: Some(name.into()),
@@ -412,22 +412,20 @@ fn model(
             ..TensorProto::default()
         }
     };
-    let node = |&(op_type, inputs, output, attributes): &(&str, &[&str], &str, &[(&str, i64)])| {
-        NodeProto {
-            op_type: Some(op_type.into()),
-            input: inputs.iter().map(|i| i.to_string()).collect(),
-            output: vec![output.into()],
-            attribute: attributes
-                .iter()
-                .map(|(name, value)| AttributeProto {
-                    name: Some(name.to_string()),
-                    r#type: Some(attribute_type::INT),
-                    i: Some(*value),
-                    ..AttributeProto::default()
-                })
-                .collect(),
-            ..NodeProto::default()
-        }
+    let node = |&(op_type, inputs, output, attributes): &NodeRow<'_>| NodeProto {
+        op_type: Some(op_type.into()),
+        input: inputs.iter().map(|i| i.to_string()).collect(),
+        output: vec![output.into()],
+        attribute: attributes
+            .iter()
+            .map(|(name, value)| AttributeProto {
+                name: Some(name.to_string()),
+                r#type: Some(attribute_type::INT),
+                i: Some(*value),
+                ..AttributeProto::default()
+            })
+            .collect(),
+        ..NodeProto::default()
     };
     let last = nodes.last().unwrap().2;
     let proto = ModelProto {
@@ -456,8 +454,8 @@ fn built(model: &Model) -> Graph {
 
 #[test]
 fn a_final_softmax_belongs_to_cross_entropy() {
-    let weights: &[(&str, &[i64], Option<f32>)] = &[("w", &[3, 4], None)];
-    let matmul: (&str, &[&str], &str, &[(&str, i64)]) = ("MatMul", &["x", "w"], "logits", &[]);
+    let weights: &[InitializerRow<'_>] = &[("w", &[3, 4], None)];
+    let matmul: NodeRow<'_> = ("MatMul", &["x", "w"], "logits", &[]);
     let graph = built(&model(
         &[2, 3],
         weights,
@@ -483,15 +481,14 @@ fn a_final_softmax_belongs_to_cross_entropy() {
 
 #[test]
 fn running_statistics_are_states_and_not_trained() {
-    let initializers: &[(&str, &[i64], Option<f32>)] = &[
+    let initializers: &[InitializerRow<'_>] = &[
         ("s", &[3], None),
         ("b", &[3], None),
         ("mean", &[3], None),
         ("var", &[3], None),
     ];
     let inputs: &[&str] = &["x", "s", "b", "mean", "var"];
-    let nodes: &[(&str, &[&str], &str, &[(&str, i64)])] =
-        &[("BatchNormalization", inputs, "y", &[("training_mode", 1)])];
+    let nodes: &[NodeRow<'_>] = &[("BatchNormalization", inputs, "y", &[("training_mode", 1)])];
     let graph = built(&model(&[2, 3, 4, 4], initializers, nodes));
     let names = |ids: Vec<&str>| ids.join(" ");
     assert_eq!(
@@ -507,7 +504,7 @@ fn running_statistics_are_states_and_not_trained() {
 
 #[test]
 fn scales_masks_and_normalisation_are_no_weights() {
-    let initializers: &[(&str, &[i64], Option<f32>)] = &[
+    let initializers: &[InitializerRow<'_>] = &[
         ("mean", &[3], None),
         ("deviation", &[3], None),
         ("w", &[3, 4], None),
@@ -515,7 +512,7 @@ fn scales_masks_and_normalisation_are_no_weights() {
         ("scale", &[1], None),
         ("mask", &[4], Some(f32::MIN)),
     ];
-    let nodes: &[(&str, &[&str], &str, &[(&str, i64)])] = &[
+    let nodes: &[NodeRow<'_>] = &[
         ("Sub", &["x", "mean"], "centred", &[]),
         ("Mul", &["centred", "deviation"], "normal", &[]),
         ("MatMul", &["normal", "w"], "product", &[]),
@@ -535,9 +532,8 @@ fn scales_masks_and_normalisation_are_no_weights() {
 
 #[test]
 fn a_weight_behind_a_transpose_is_the_initializer() {
-    let initializers: &[(&str, &[i64], Option<f32>)] =
-        &[("w", &[4, 3], None), ("v", &[4, 4], None)];
-    let nodes: &[(&str, &[&str], &str, &[(&str, i64)])] = &[
+    let initializers: &[InitializerRow<'_>] = &[("w", &[4, 3], None), ("v", &[4, 4], None)];
+    let nodes: &[NodeRow<'_>] = &[
         ("Transpose", &["v"], "vt", &[]),
         ("Transpose", &["w"], "wt", &[]),
         ("MatMul", &["x", "wt"], "h", &[]),
@@ -569,7 +565,7 @@ fn graphs_that_lead_nowhere_say_so() {
             .unwrap_err()
             .to_string()
     };
-    let weights: &[(&str, &[i64], Option<f32>)] = &[("w", &[3, 3], None)];
+    let weights: &[InitializerRow<'_>] = &[("w", &[3, 3], None)];
     let constant = model(&[2, 3], weights, &[("Relu", &["w"], "y", &[])]);
     assert!(fail(&constant).contains("no output depends on a data input"));
     let dangling = model(&[2, 3], weights, &[("MatMul", &["x", "absent"], "y", &[])]);
@@ -592,9 +588,8 @@ fn graphs_that_lead_nowhere_say_so() {
 
 #[test]
 fn a_batch_that_is_written_into_the_model_is_named() {
-    let initializers: &[(&str, &[i64], Option<f32>)] =
-        &[("w", &[3, 3], None), ("baked", &[2, 3], None)];
-    let nodes: &[(&str, &[&str], &str, &[(&str, i64)])] = &[
+    let initializers: &[InitializerRow<'_>] = &[("w", &[3, 3], None), ("baked", &[2, 3], None)];
+    let nodes: &[NodeRow<'_>] = &[
         ("MatMul", &["x", "w"], "h", &[]),
         ("Add", &["h", "baked"], "y", &[]),
     ];

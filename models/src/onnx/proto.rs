@@ -2,7 +2,7 @@
 //!
 //! Field numbers are those of the public `onnx.proto` (a proto2 file: repeated scalars are packed only
 //! where it says so). Fields that are not listed are dropped when decoding, which is why
-//! [`super::write`] patches a file's bytes instead of encoding these messages again.
+//! writing weights back patches a file's bytes instead of encoding these messages again.
 #![allow(missing_docs, reason = "the ONNX specification describes the fields")]
 
 use prost::bytes::Bytes;
