@@ -1,10 +1,10 @@
 //! Nodes that cannot be run are refused with an error that says which, where and why; never a panic.
 
 use models::ops::Attribute;
-use models::tensor::Tensor;
+use models::tensor::{DType, Tensor};
 use proptest::prelude::*;
 
-use crate::support::{Case, ints, random};
+use crate::support::{Case, context, cpu, ints, random, saved};
 
 #[track_caller]
 fn refused(case: &Case, parts: &[&str]) {
@@ -236,7 +236,7 @@ const ATTRIBUTES: [&str; 24] = [
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a file says, building refuses or the operator runs forward and backward.
+    /// Whatever a file says, building refuses or the operator runs forward and, for floats, backward.
     #[test]
     fn no_node_panics(
         op in 0..OPERATORS.len(), opset in 6i64..25,
@@ -255,7 +255,13 @@ proptest! {
         if let Ok(op) = case.build() {
             // Results that would be large are legal but not worth the time.
             if op.outputs().iter().all(|o| o.shape.iter().product::<usize>() < 100_000) {
-                case.run();
+                let outputs = case.run();
+                let device = cpu();
+                let cx = context(&*device, true);
+                let wanted: Vec<bool> = case.inputs.iter().map(Option::is_some).collect();
+                let saved = saved(&*op, &case.inputs, op.forward(&cx, case.inputs.clone()));
+                let grads = outputs.into_iter().map(|o| Some(o).filter(|o| o.dtype() == DType::F32));
+                op.backward(&cx, saved, grads.collect(), &wanted);
             }
         }
     }

@@ -65,7 +65,8 @@ fn row(axis: Axis, index: i64) -> Option<usize> {
     usize::try_from(index).ok().filter(|&i| i < axis.len)
 }
 
-/// Rows by index. An index out of range gives zero bytes: it comes from data, which is checked where it is read.
+/// Rows by index. An index out of range, which only data can hold, gives all bits set: NaN if they are floats, so
+/// that it cannot pass for a result.
 pub fn gather(axis: Axis, size: usize, x: &[u8], indices: &[i64], out: &mut [u8]) {
     let run = axis.inner * size;
     if run == 0 {
@@ -76,7 +77,7 @@ pub fn gather(axis: Axis, size: usize, x: &[u8], indices: &[i64], out: &mut [u8]
         for (&index, out) in indices.iter().zip(&mut out) {
             match row(axis, index) {
                 Some(row) => out.copy_from_slice(&x[(o * axis.len + row) * run..][..run]),
-                None => out.fill(0),
+                None => out.fill(0xff),
             }
         }
     }
