@@ -414,7 +414,7 @@ impl Device for CpuDevice {
 
     fn copy(&self, view: &View, x: &Tensor) -> Tensor {
         let mut copy = self.alloc(x.dtype(), &view.shape);
-        layout::copy(view, x.dtype().size(), x.raw(), raw(&mut copy));
+        kernels::layout::copy(view, x.dtype().size(), x.raw(), raw(&mut copy));
         copy
     }
 

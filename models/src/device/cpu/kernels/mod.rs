@@ -10,6 +10,7 @@
 mod block;
 pub mod conv;
 pub mod elementwise;
+pub mod layout;
 mod math;
 pub mod matmul;
 pub mod norm;
