@@ -80,7 +80,7 @@ impl Axes {
             (_, Some(contiguous)) => {
                 let other = self.outer.remove(contiguous);
                 each(&self.outer, start, 0, &mut |from, to| {
-                    exchange(other, last, &x[..], from, &mut out[to..]);
+                    exchange(other, last, x, from, &mut out[to..]);
                 });
             }
             _ => each(&self.outer, start, 0, &mut |from, to| {
