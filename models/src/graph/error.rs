@@ -12,7 +12,6 @@ pub struct GraphError {
     /// The model file.
     pub path: PathBuf,
     /// What is wrong with it.
-    #[source]
     pub kind: Box<GraphErrorKind>,
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::nodes::RawNode;
 use super::{BuildOptions, GraphErrorKind, rebatch};
 use crate::device::Device;
-use crate::onnx::Model;
+use crate::onnx::{Model, graph_dtype};
 use crate::ops::{self, Attribute, Context, NodeSpec, Operator, ValueType};
 use crate::tensor::{DType, Tensor};
 
@@ -207,7 +207,9 @@ impl Walk<'_> {
                 );
                 return Ok(());
             }
-            ("Identity" | "Dropout", Some(&Some(input))) if self.passes_on(node) => {
+            ("Identity" | "Cast" | "Dropout", Some(&Some(input)))
+                if self.passes_on(node, input) =>
+            {
                 self.draft.names.insert(output.into(), input);
                 return Ok(());
             }
@@ -392,11 +394,18 @@ impl Walk<'_> {
         self.inference.model.initializers().contains_key(name)
     }
 
-    /// Whether a node only passes its input on: Identity, and Dropout in the form that exporters write
-    /// for inference, unless dropout is switched on.
-    fn passes_on(&self, node: &RawNode<'_>) -> bool {
-        if node.op_type == "Identity" {
-            return true;
+    /// Whether a node only passes its input on: Identity; Cast between types that are one here (half
+    /// precision weights); and Dropout in the form that exporters write for inference, unless dropout is
+    /// switched on.
+    fn passes_on(&self, node: &RawNode<'_>, input: usize) -> bool {
+        match (node.op_type, node.attributes.get("to")) {
+            ("Identity", _) => return true,
+            ("Cast", Some(Attribute::Int(to))) => {
+                let to = i32::try_from(*to).ok().and_then(graph_dtype);
+                return to == Some(self.draft.values[input].ty.dtype);
+            }
+            ("Cast", _) => return false,
+            _ => {}
         }
         let mask_used = node.outputs.get(1).is_some_and(|name| !name.is_empty());
         let training = match node.inputs.get(2) {

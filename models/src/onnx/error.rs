@@ -6,12 +6,12 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum OnnxError {
     /// The file cannot be opened or read.
-    #[error("{}: cannot read the model: {source}", path.display())]
+    #[error("{}: cannot read the model: {error}", path.display())]
     Read {
         /// The model file.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The file ends before its contents do.
     #[error(
@@ -83,11 +83,11 @@ pub enum OnnxError {
         reason: String,
     },
     /// The output file cannot be written.
-    #[error("{}: cannot write the model: {source}", path.display())]
+    #[error("{}: cannot write the model: {error}", path.display())]
     Write {
         /// The file that was to be written.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
 }

@@ -33,9 +33,9 @@ impl Model {
     /// their shape or lies outside the model's folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Model, OnnxError> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|source| OnnxError::Read {
+        let bytes = std::fs::read(path).map_err(|error| OnnxError::Read {
             path: path.into(),
-            source,
+            error,
         })?;
         Model::from_bytes(bytes, path)
     }

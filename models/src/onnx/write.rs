@@ -74,9 +74,9 @@ impl Model {
             message = patcher.model()?;
         }
 
-        let failed = |source| OnnxError::Write {
+        let failed = |error| OnnxError::Write {
             path: path.into(),
-            source,
+            error,
         };
         if !patcher.data.chunks.is_empty() {
             write_file(&data_path, |out| patcher.data.write(&self.bytes, out)).map_err(failed)?;

@@ -9,7 +9,7 @@ use models::loss::Loss;
 use models::onnx::Model;
 use models::optimizer::{Optimizer, OptimizerState};
 use models::program::Program;
-use models::tensor::Tensor;
+use models::tensor::{DType, Tensor};
 use serde_json::Value;
 
 use crate::support::{assert_close, context, cpu};
@@ -151,10 +151,14 @@ fn check_case(name: &str) {
     let (program, weights) = whole(&graph, Loss::CrossEntropy, &*device);
     let inputs = program.inputs().iter().map(|&input| {
         let value = &graph.values()[input];
-        Tensor::from_f32(
-            &value.ty.shape,
-            numbers(&expected["inputs"][&value.name]["data"]),
-        )
+        let data = numbers(&expected["inputs"][&value.name]["data"]);
+        match value.ty.dtype {
+            DType::I64 => {
+                let data: Vec<i64> = data.iter().map(|&v| v as i64).collect();
+                Tensor::from_i64(&value.ty.shape, data)
+            }
+            _ => Tensor::from_f32(&value.ty.shape, data),
+        }
     });
     let (outputs, stash) = program.forward(&cx, inputs.collect(), &weights, &mut []);
     assert_close(
@@ -171,9 +175,11 @@ fn check_case(name: &str) {
                 .iter()
                 .map(|l| l.as_i64().unwrap())
                 .collect();
+            // A token model gives [batch, time, classes]: a row for each token.
+            let rows = outputs[0].reshape(&[labels.len(), outputs[0].len() / labels.len()]);
             let labels = Tensor::from_i64(&[labels.len()], labels);
-            let result = Loss::CrossEntropy.forward_backward(&*device, &outputs[0], &labels);
-            (result.loss, result.gradient)
+            let result = Loss::CrossEntropy.forward_backward(&*device, &rows, &labels);
+            (result.loss, result.gradient.into_shape(outputs[0].shape()))
         }
         // Half the sum of squares, whose gradient is the output.
         None => (
@@ -211,4 +217,9 @@ fn case_g2_gemm_with_all_its_attributes() {
 #[test]
 fn case_g3_padding_and_rounding_up() {
     check_case("g3_conv_same_upper_pool_ceil");
+}
+
+#[test]
+fn case_g4_embedding_that_is_the_output_matrix_too() {
+    check_case("g4_tied_embedding");
 }
