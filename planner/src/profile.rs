@@ -240,7 +240,13 @@ impl Profile {
             path: path.to_owned(),
             problem,
         })?;
-        file::write_atomically(path, file::to_json(self).as_bytes())
+        file::write_atomically(path, self.to_json().as_bytes())
+    }
+
+    /// The profile as it stands in its file.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        file::to_json(self)
     }
 
     /// Checks everything that the planner relies on.

@@ -1,0 +1,45 @@
+# Every target starts from a bare checkout: what it needs it builds or installs itself.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := $(or $(CARGO_TARGET_DIR),target)/release
+RUN := run
+
+# The demonstration: LeNet-5 on 10,000 MNIST digits over three workers.
+MODEL := models/zoo/lenet5.onnx
+DATA := data/mnist10k.npz
+TRAIN := --epochs 6 --lr 0.02 --momentum 0.9 --seed 1
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+.PHONY: setup
+setup: ## check for cargo and a linker, install the linker where apt can
+	@command -v cargo >/dev/null || { echo "error: cargo is missing: install Rust 1.88 or newer from https://rustup.rs" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "installing gcc" >&2; apt-get update -qq && apt-get install -y -qq gcc libc6-dev; }
+
+.PHONY: build
+build: setup ## the three programs, optimised, in target/release
+	cargo build --release --locked --workspace --bins
+
+.PHONY: run
+run: build ## profile, plan and train LeNet-5 on MNIST; plots, metrics and trained.onnx in run/
+	@tools/demo $(BIN) $(RUN) $(MODEL) $(DATA) "$(TRAIN)"
+
+.PHONY: test
+test: setup ## all tests; ends on a line with the sums
+	@tools/test
+
+.PHONY: check
+check: setup ## formatting, lints, tests, documentation: what every commit passes
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	@tools/test
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+.PHONY: clean
+clean: ## remove what the other targets made
+	cargo clean
+	rm -rf $(RUN)
