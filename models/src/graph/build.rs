@@ -20,9 +20,11 @@ pub struct BuildOptions {
     pub batch: Option<usize>,
     /// Sizes of open dimensions by name (`input:axis` for one without).
     pub dims: BTreeMap<String, usize>,
-    /// Whether Dropout nodes without a training mode, which is how exporters write them for inference, drop in
-    /// training all the same. Otherwise they pass their input on.
-    pub training: bool,
+    /// Whether nodes that the file holds in inference form train all the same: Dropout drops, and
+    /// BatchNormalization uses the minibatch's statistics. Otherwise such a Dropout passes its input on and
+    /// such a batch norm keeps its running statistics, in training too. Nodes in training form do not
+    /// need it.
+    pub training_form: bool,
 }
 
 impl Graph {

@@ -233,7 +233,7 @@ impl Walk<'_> {
             inputs: &types,
             constants: &constants,
             outputs: node.outputs.len(),
-            training_form: self.inference.options.training,
+            training_form: self.inference.options.training_form,
         })?;
         let known = inputs
             .iter()
@@ -416,7 +416,7 @@ impl Walk<'_> {
                     .and_then(|index| self.constant(index));
                 mode.is_none_or(|mode| mode.raw().iter().any(|&byte| byte != 0))
             }
-            _ => self.inference.options.training,
+            _ => self.inference.options.training_form,
         };
         !mask_used && !training
     }

@@ -54,7 +54,7 @@ fn case_g1_initializers_as_inputs_and_unnamed_nodes() {
     assert_eq!(names, ["Gemm_0", "Relu_1", "Gemm_3"]);
 
     let training = BuildOptions {
-        training: true,
+        training_form: true,
         ..BuildOptions::default()
     };
     let graph = Graph::build(&model, &training).unwrap();
