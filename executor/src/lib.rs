@@ -1,1 +1,16 @@
-//! placeholder
+//! Pipeline-parallel training as a plan says.
+//!
+//! The way through the crate: `data` reads samples and prefetches minibatches, `stage` cuts the model's
+//! graph where the plan says, `train` starts one `worker` per replica and gives it the planner's
+//! schedule to carry out, workers exchange tensors over a `transport`, and `record` writes down what
+//! came of it. What runs is the list of operations that the planner proved, nothing else.
+
+mod affinity;
+pub mod data;
+pub mod error;
+pub mod job;
+pub mod record;
+pub mod stage;
+pub mod train;
+pub mod transport;
+pub mod worker;

@@ -1,0 +1,329 @@
+//! The flags of dp-run.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, ValueEnum};
+use executor::data::DataOptions;
+use executor::job::{Baseline, Options};
+use models::init::Init;
+use models::loss::Loss;
+use models::optimizer::Optimizer;
+
+/// Train a model as its plan says: pipeline stages, replicas, weight versions.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dp-run",
+    version,
+    max_term_width = 100,
+    allow_negative_numbers = true
+)]
+#[command(
+    after_help = "Examples:\n  dp-run plan.json --data mnist.npz --epochs 6 --out trained.onnx\n  \
+                  dp-run plan.json --data mnist.npz --epochs 6 --baseline dp --dir run-dp\n  \
+                  dp-run plan.json --synthetic --steps 50\n\n\
+                  Leaves metrics.csv, epochs.csv and summary.json in --dir. Ctrl-C ends the run after the\n\
+                  minibatches under way and writes what is there (exit status 130); a second one at once."
+)]
+pub struct Cli {
+    /// The plan, made by dp-plan
+    #[arg(value_name = "PLAN.json")]
+    pub plan: PathBuf,
+
+    /// The model, if it is not where the plan says
+    #[arg(long, value_name = "FILE.onnx")]
+    pub model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub data: DataArgs,
+
+    /// Epochs to train
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub epochs: u32,
+
+    /// Train at most this many minibatches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: Option<u32>,
+
+    /// Write the model with its trained weights to this file
+    #[arg(long, value_name = "FILE.onnx")]
+    pub out: Option<PathBuf>,
+
+    /// Folder for metrics.csv, epochs.csv and summary.json
+    #[arg(long, value_name = "DIR", default_value = "run")]
+    pub dir: PathBuf,
+
+    /// Run this in place of the plan's stages, to compare
+    #[arg(long, value_enum)]
+    pub baseline: Option<BaselineName>,
+
+    #[command(flatten)]
+    pub training: TrainingArgs,
+
+    /// Where workers compute: auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: String,
+
+    /// Cores per worker [default: the plan's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+
+    /// Keep each worker on cores of its own (Linux)
+    #[arg(long)]
+    pub pin: bool,
+
+    /// Print the summary as JSON instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where samples come from.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Data")]
+pub struct DataArgs {
+    /// Samples: .npz with x and y (or x_train, y_train, x_test, y_test), .npy or IDX, gzipped or not
+    #[arg(long, value_name = "FILE", required_unless_present = "synthetic")]
+    pub data: Option<PathBuf>,
+
+    /// Labels, when --data holds one array (.npy, IDX)
+    #[arg(long, value_name = "FILE", requires = "data")]
+    pub labels: Option<PathBuf>,
+
+    /// Held-out samples, when they are in a file of their own
+    #[arg(long, value_name = "FILE", requires = "data")]
+    pub test_data: Option<PathBuf>,
+
+    /// Labels of --test-data
+    #[arg(long, value_name = "FILE", requires = "test_data")]
+    pub test_labels: Option<PathBuf>,
+
+    /// Array of samples in an .npz [default: x_train or x]
+    #[arg(long, value_name = "NAME")]
+    pub x_name: Option<String>,
+
+    /// Array of labels in an .npz [default: y_train or y]
+    #[arg(long, value_name = "NAME")]
+    pub y_name: Option<String>,
+
+    /// Array of held-out samples in an .npz [default: x_test, if there]
+    #[arg(long, value_name = "NAME")]
+    pub x_test_name: Option<String>,
+
+    /// Array of held-out labels in an .npz [default: y_test, if there]
+    #[arg(long, value_name = "NAME")]
+    pub y_test_name: Option<String>,
+
+    /// Share of the samples to hold out when there is no test part
+    #[arg(long, value_name = "SHARE", default_value_t = 0.15, value_parser = fraction)]
+    pub test_fraction: f64,
+
+    /// Train on random numbers of the right shapes: for timing alone
+    #[arg(long, conflicts_with_all = ["data", "out"])]
+    pub synthetic: bool,
+}
+
+/// How to learn.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+pub struct TrainingArgs {
+    /// Learning rate at the first stage's global batch (its replicas times the batch size); the other
+    /// stages' is scaled by their replicas over the first one's [default: 0.02 for sgd, 0.001 for adam]
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    pub lr: Option<f32>,
+
+    /// Use --lr as it is in every stage
+    #[arg(long)]
+    pub no_lr_scaling: bool,
+
+    /// Optimizer
+    #[arg(long, value_enum, default_value_t = OptimizerName::Sgd)]
+    pub optimizer: OptimizerName,
+
+    /// Momentum of sgd
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = momentum)]
+    pub momentum: f32,
+
+    /// Weight decay
+    #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = not_negative)]
+    pub weight_decay: f32,
+
+    /// What is minimised
+    #[arg(long, value_enum, default_value_t = LossName::CrossEntropy)]
+    pub loss: LossName,
+
+    /// First weights: those in the file, or new ones drawn by the seed
+    #[arg(long, value_enum, default_value_t = InitName::Keep)]
+    pub init: InitName,
+
+    /// Seed of weights, of the order of samples, and of dropout
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// Let every pass read the newest weights, as a pipeline without weight versions would: the
+    /// gradients are then wrong, which is what this shows
+    #[arg(long)]
+    pub no_weight_stashing: bool,
+}
+
+/// `--baseline`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BaselineName {
+    /// Data parallel: the whole model on as many workers as the plan has
+    Dp,
+    /// The whole model on one worker
+    Single,
+}
+
+/// `--optimizer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerName {
+    /// Stochastic gradient descent with momentum
+    Sgd,
+    /// Adam
+    Adam,
+}
+
+/// `--loss`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LossName {
+    /// Cross-entropy of class numbers
+    CrossEntropy,
+    /// Mean squared error
+    Mse,
+}
+
+/// `--init`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum InitName {
+    /// The weights in the file
+    Keep,
+    /// Kaiming He's, for rectifiers
+    He,
+    /// Xavier Glorot's
+    Xavier,
+}
+
+impl Cli {
+    /// What the library needs to know.
+    pub fn options(&self) -> Options {
+        let training = &self.training;
+        Options {
+            model: self.model.clone(),
+            baseline: self.baseline.map(|name| match name {
+                BaselineName::Dp => Baseline::DataParallel,
+                BaselineName::Single => Baseline::Single,
+            }),
+            data: self.data.options(training.seed),
+            loss: match training.loss {
+                LossName::CrossEntropy => Loss::CrossEntropy,
+                LossName::Mse => Loss::Mse,
+            },
+            optimizer: training.optimizer(),
+            learning_rate: training.lr.unwrap_or(match training.optimizer {
+                OptimizerName::Sgd => 0.02,
+                OptimizerName::Adam => 0.001,
+            }),
+            scale_learning_rate: !training.no_lr_scaling,
+            weight_stashing: !training.no_weight_stashing,
+            init: match training.init {
+                InitName::Keep => Init::Keep,
+                InitName::He => Init::He,
+                InitName::Xavier => Init::Xavier,
+            },
+            seed: training.seed,
+            epochs: self.epochs as usize,
+            max_minibatches: self.steps.map(|n| n as usize),
+            device: self.device.clone(),
+            threads: self.threads.map(|n| n as usize),
+            pin: self.pin,
+        }
+    }
+
+    /// What is run, for `summary.json`.
+    pub fn mode(&self) -> &'static str {
+        match self.baseline {
+            None => "plan",
+            Some(BaselineName::Dp) => "dp",
+            Some(BaselineName::Single) => "single",
+        }
+    }
+}
+
+impl DataArgs {
+    /// None for made-up data.
+    fn options(&self, seed: u64) -> Option<DataOptions> {
+        Some(DataOptions {
+            data: self.data.clone()?,
+            labels: self.labels.clone(),
+            test_data: self.test_data.clone(),
+            test_labels: self.test_labels.clone(),
+            x_name: self.x_name.clone(),
+            y_name: self.y_name.clone(),
+            x_test_name: self.x_test_name.clone(),
+            y_test_name: self.y_test_name.clone(),
+            test_fraction: self.test_fraction,
+            seed,
+        })
+    }
+}
+
+impl TrainingArgs {
+    fn optimizer(&self) -> Optimizer {
+        match self.optimizer {
+            OptimizerName::Sgd => Optimizer::Sgd {
+                momentum: self.momentum,
+                weight_decay: self.weight_decay,
+                nesterov: false,
+            },
+            OptimizerName::Adam => Optimizer::Adam {
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: self.weight_decay,
+                decoupled: false,
+            },
+        }
+    }
+}
+
+fn number<T: std::str::FromStr + PartialOrd>(
+    text: &str,
+    accept: impl Fn(&T) -> bool,
+    expected: &str,
+) -> Result<T, String> {
+    text.parse()
+        .ok()
+        .filter(accept)
+        .ok_or_else(|| format!("expected {expected}"))
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    number(
+        text,
+        |&v: &f32| v > 0.0 && v.is_finite(),
+        "a number above 0",
+    )
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    number(
+        text,
+        |&v: &f32| v >= 0.0 && v.is_finite(),
+        "a number of at least 0",
+    )
+}
+
+fn momentum(text: &str) -> Result<f32, String> {
+    number(
+        text,
+        |v: &f32| (0.0..1.0).contains(v),
+        "a number from 0 to below 1",
+    )
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |v: &f64| (0.0..1.0).contains(v),
+        "a share from 0 to below 1, such as 0.15",
+    )
+}

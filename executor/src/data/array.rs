@@ -1,0 +1,123 @@
+//! Arrays as they lie in a file: a shape over one of three element types.
+
+use super::DataError;
+
+/// Elements of an [`Array`]. Small integers stay as they are in the file: a data set of images is four
+/// times smaller in memory than it would be as floats.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Elements {
+    /// Unsigned bytes, mostly images.
+    U8(Vec<u8>),
+    /// Floats; half and double precision are converted.
+    F32(Vec<f32>),
+    /// All other integers, and booleans.
+    I64(Vec<i64>),
+}
+
+impl Elements {
+    fn len(&self) -> usize {
+        match self {
+            Elements::U8(v) => v.len(),
+            Elements::F32(v) => v.len(),
+            Elements::I64(v) => v.len(),
+        }
+    }
+
+    /// The type in words, as numpy calls it.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Elements::U8(_) => "uint8",
+            Elements::F32(_) => "float",
+            Elements::I64(_) => "integer",
+        }
+    }
+}
+
+/// A row-major array. The first axis counts samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    /// Where it came from, for error messages: `mnist.npz: x`.
+    pub origin: String,
+    /// Extent of each axis.
+    pub shape: Vec<usize>,
+    /// Elements, as many as the shape says.
+    pub elements: Elements,
+}
+
+impl Array {
+    /// Joins a shape and its elements.
+    ///
+    /// # Errors
+    /// When there is no sample axis or the number of elements is not the product of the shape.
+    pub fn new(origin: String, shape: Vec<usize>, elements: Elements) -> Result<Self, DataError> {
+        let expected = shape
+            .iter()
+            .try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        if shape.is_empty() || expected != Some(elements.len()) {
+            return Err(DataError::Malformed {
+                origin,
+                reason: format!(
+                    "shape {shape:?} does not fit its {} elements",
+                    elements.len()
+                ),
+            });
+        }
+        Ok(Array {
+            origin,
+            shape,
+            elements,
+        })
+    }
+
+    /// Number of samples.
+    pub fn samples(&self) -> usize {
+        self.shape[0]
+    }
+
+    /// Elements in one sample.
+    pub fn sample_len(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+
+    /// Shape and type in words, for error messages: `uint8 [10000, 28, 28]`.
+    pub fn describe(&self) -> String {
+        format!("{} {:?}", self.elements.type_name(), self.shape)
+    }
+
+    /// Appends sample `index` as floats, integers multiplied by `scale`.
+    pub fn append_floats(&self, index: usize, scale: f32, out: &mut Vec<f32>) {
+        let n = self.sample_len();
+        let range = index * n..(index + 1) * n;
+        match &self.elements {
+            Elements::U8(v) => out.extend(v[range].iter().map(|&e| f32::from(e) * scale)),
+            Elements::F32(v) => out.extend_from_slice(&v[range]),
+            Elements::I64(v) => out.extend(v[range].iter().map(|&e| e as f32 * scale)),
+        }
+    }
+
+    /// Appends sample `index` as integers; floats are cut to their integer part.
+    pub fn append_integers(&self, index: usize, out: &mut Vec<i64>) {
+        let n = self.sample_len();
+        let range = index * n..(index + 1) * n;
+        match &self.elements {
+            Elements::U8(v) => out.extend(v[range].iter().map(|&e| i64::from(e))),
+            Elements::F32(v) => out.extend(v[range].iter().map(|&e| e as i64)),
+            Elements::I64(v) => out.extend_from_slice(&v[range]),
+        }
+    }
+
+    /// Smallest and largest value over all samples; `None` when there are none or one is not a number.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        fn of(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+            values
+                .map(|v| (v, v))
+                .reduce(|a, b| (a.0.min(b.0), if b.1.is_nan() { b.1 } else { a.1.max(b.1) }))
+                .filter(|r| !r.1.is_nan())
+        }
+        match &self.elements {
+            Elements::U8(v) => of(v.iter().map(|&e| f64::from(e))),
+            Elements::F32(v) => of(v.iter().map(|&e| f64::from(e))),
+            Elements::I64(v) => of(v.iter().map(|&e| e as f64)),
+        }
+    }
+}

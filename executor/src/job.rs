@@ -1,0 +1,266 @@
+//! From a plan and options to a [`Job`]: the model opened and checked, cut into stages, weights set.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use models::graph::{BuildOptions, Graph};
+use models::init::Init;
+use models::loss::Loss;
+use models::onnx::Model;
+use models::optimizer::Optimizer;
+use models::random::Stream;
+use models::tensor::{DType, Tensor};
+use planner::Plan;
+use planner::schedule::StageShape;
+
+use crate::data::shuffle::below;
+use crate::data::{self, DataOptions, Minibatch, Signature};
+use crate::error::RunError;
+use crate::stage;
+use crate::train::{Job, Material};
+use crate::worker::Settings;
+
+/// What to run in place of the plan's stages, to compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Baseline {
+    /// As many workers as the plan has, each with the whole model.
+    DataParallel,
+    /// One worker with the whole model.
+    Single,
+}
+
+/// How to run a plan.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The model, if it does not lie where the plan says.
+    pub model: Option<PathBuf>,
+    /// Something else than the plan's stages.
+    pub baseline: Option<Baseline>,
+    /// Samples; random numbers of the right shapes if none.
+    pub data: Option<DataOptions>,
+    /// What is minimised.
+    pub loss: Loss,
+    /// How weights are stepped.
+    pub optimizer: Optimizer,
+    /// Learning rate at the global batch of the first stage.
+    pub learning_rate: f32,
+    /// Whether the other stages' rates are scaled by their replicas over the first one's.
+    pub scale_learning_rate: bool,
+    /// Whether a backward reads the version its forward read.
+    pub weight_stashing: bool,
+    /// Where the first weights come from.
+    pub init: Init,
+    /// Seed of weights, order of samples, and masks.
+    pub seed: u64,
+    /// Epochs.
+    pub epochs: usize,
+    /// Most minibatches over all epochs.
+    pub max_minibatches: Option<usize>,
+    /// `auto`, `cpu` or `cuda:N`.
+    pub device: String,
+    /// Cores per worker; the plan's if none.
+    pub threads: Option<usize>,
+    /// Whether workers stay on cores of their own.
+    pub pin: bool,
+}
+
+/// Made-up minibatches to cycle through: enough that no two in flight are the same.
+const SYNTHETIC_POOL: usize = 8;
+
+/// Opens and checks everything that a run needs; nothing is written before this succeeds.
+///
+/// # Errors
+/// When the model is not the plan's, lacks a layer of it, or data and model do not fit.
+pub fn prepare(
+    plan_file: &Path,
+    plan: &Plan,
+    options: &Options,
+    stop: Arc<AtomicBool>,
+) -> Result<(Model, Job), RunError> {
+    let model = open_model(plan_file, plan, options.model.as_deref())?;
+    let build = BuildOptions {
+        batch: Some(plan.batch_size),
+        training_form: true,
+        ..BuildOptions::default()
+    };
+    let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
+    let graph = Arc::new(Graph::build(&model, &build).map_err(|e| model_error(&e))?);
+    models::device::open(&options.device, 1).map_err(|e| model_error(&e))?;
+
+    let (layers, shapes) = placement(plan, &graph, options.baseline);
+    let loss_value = graph.training_output(options.loss).value;
+    let stages = stage::cut(&graph, &layers, &shapes, loss_value)?;
+    let signature = Arc::new(signature(&graph, options.loss)?);
+    let material = match &options.data {
+        Some(files) => Material::Dataset(data::open(files, &signature)?),
+        None => Material::Synthetic(Arc::new(synthetic(&signature, options.seed))),
+    };
+    let weights = graph
+        .parameters()
+        .iter()
+        .map(|p| {
+            options
+                .init
+                .parameter(&p.name, &p.tensor, p.fan, options.seed)
+        })
+        .collect();
+    let job = Job {
+        stages: stages.into(),
+        settings: Settings {
+            batch_size: plan.batch_size,
+            seed: options.seed,
+            loss: options.loss,
+            optimizer: options.optimizer,
+            weight_stashing: options.weight_stashing,
+        },
+        learning_rate: options.learning_rate,
+        scale_learning_rate: options.scale_learning_rate,
+        weights,
+        material,
+        epochs: options.epochs,
+        max_minibatches: options.max_minibatches,
+        device: options.device.clone(),
+        threads: options.threads.unwrap_or(plan.threads),
+        pin: options.pin,
+        stop,
+        graph,
+    };
+    job.minibatches_per_epoch()?;
+    Ok((model, job))
+}
+
+/// Samples per second that the plan predicts for what is run.
+pub fn predicted_samples_per_s(plan: &Plan, baseline: Option<Baseline>) -> f64 {
+    match baseline {
+        None => plan.throughput_samples_per_s,
+        Some(Baseline::DataParallel) => plan.baselines.data_parallel.throughput_samples_per_s,
+        Some(Baseline::Single) => {
+            let seconds: f64 = plan
+                .stages
+                .iter()
+                .map(|stage| stage.compute_s * stage.replicas as f64)
+                .sum();
+            plan.batch_size as f64 / seconds
+        }
+    }
+}
+
+/// Opens the plan's model: where the user says, where the plan says, or there seen from the plan's folder.
+fn open_model(plan_file: &Path, plan: &Plan, given: Option<&Path>) -> Result<Model, RunError> {
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => {
+            let named = PathBuf::from(&plan.model.file);
+            let beside = plan_file.with_file_name("").join(&named);
+            if !named.exists() && beside.exists() {
+                beside
+            } else {
+                named
+            }
+        }
+    };
+    if given.is_none() && !path.exists() {
+        return Err(RunError::Plan(format!(
+            "{}: its model {} is not there; say where it is with --model",
+            plan_file.display(),
+            path.display()
+        )));
+    }
+    let model = Model::open(&path).map_err(|e| RunError::Model(e.to_string()))?;
+    if model.sha256() != plan.model.sha256 {
+        return Err(RunError::Plan(format!(
+            "{}: made for {} (sha256 {}), but {} is another file (sha256 {}); give the right one with --model, or profile and plan this one",
+            plan_file.display(),
+            plan.model.file,
+            short(&plan.model.sha256),
+            path.display(),
+            short(model.sha256()),
+        )));
+    }
+    Ok(model)
+}
+
+fn short(sha256: &str) -> String {
+    sha256.chars().take(12).chain(['…']).collect()
+}
+
+/// The layers of each stage and its shape.
+fn placement(
+    plan: &Plan,
+    graph: &Graph,
+    baseline: Option<Baseline>,
+) -> (Vec<Vec<String>>, Vec<StageShape>) {
+    let whole = |replicas| {
+        let shape = StageShape {
+            replicas,
+            depth: 1,
+            delay: 0,
+        };
+        let layers = graph.layers().iter().map(|l| l.name.clone()).collect();
+        (vec![layers], vec![shape])
+    };
+    match baseline {
+        None => (
+            plan.stages.iter().map(|s| s.layers.clone()).collect(),
+            plan.shapes(),
+        ),
+        Some(Baseline::DataParallel) => whole(plan.workers),
+        Some(Baseline::Single) => whole(1),
+    }
+}
+
+fn signature(graph: &Graph, loss: Loss) -> Result<Signature, RunError> {
+    let values = graph.values();
+    let &[input] = graph.inputs() else {
+        let names: Vec<&str> = graph
+            .inputs()
+            .iter()
+            .map(|&v| values[v].name.as_str())
+            .collect();
+        return Err(RunError::Model(format!(
+            "{}: the model has {} inputs ({}); dp-run feeds models with one",
+            graph.path().display(),
+            names.len(),
+            names.join(", ")
+        )));
+    };
+    Ok(Signature {
+        input_name: values[input].name.clone(),
+        input: values[input].ty.clone(),
+        output: values[graph.training_output(loss).value].ty.clone(),
+        loss,
+    })
+}
+
+/// Random minibatches of the shapes that a model reads.
+fn synthetic(signature: &Signature, seed: u64) -> Vec<Minibatch> {
+    (0..SYNTHETIC_POOL as u64)
+        .map(|index| {
+            let random = Stream::new(seed).named("synthetic").child(index);
+            let floats =
+                |len: usize| -> Vec<f32> { (0..len as u64).map(|i| random.normal(i)).collect() };
+            let shape = &signature.input.shape;
+            let len = shape.iter().product();
+            let input = match signature.input.dtype {
+                // Token 0 exists in every vocabulary.
+                DType::I64 => Tensor::from_i64(shape, vec![0; len]),
+                _ => Tensor::from_f32(shape, floats(len)),
+            };
+            let output = &signature.output.shape;
+            let target = match signature.loss {
+                Loss::CrossEntropy => {
+                    let mut shape = output.clone();
+                    let classes = shape.remove(1);
+                    let len: usize = shape.iter().product();
+                    let labels: Vec<i64> = (0..len as u64)
+                        .map(|i| below(classes, random.bits(i)) as i64)
+                        .collect();
+                    Tensor::from_i64(&shape, labels)
+                }
+                Loss::Mse => Tensor::from_f32(output, floats(output.iter().product())),
+            };
+            Minibatch { input, target }
+        })
+        .collect()
+}

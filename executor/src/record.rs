@@ -1,0 +1,203 @@
+//! What a run leaves behind: `metrics.csv`, `epochs.csv` and `summary.json`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::RunError;
+use crate::train::{Epoch, Observer, Outcome, Step};
+
+/// Writes `metrics.csv` and `epochs.csv` while a run goes on.
+#[derive(Debug)]
+pub struct Recorder {
+    dir: PathBuf,
+    metrics: csv::Writer<File>,
+    epochs: csv::Writer<File>,
+}
+
+impl Recorder {
+    /// Makes the folder and begins both files anew.
+    ///
+    /// # Errors
+    /// When the folder or a file in it cannot be written.
+    pub fn create(dir: &Path) -> Result<Self, RunError> {
+        fs::create_dir_all(dir).map_err(|e| output_error(dir, e))?;
+        let begin = |name: &str, header: &[&str]| -> Result<csv::Writer<File>, RunError> {
+            let path = dir.join(name);
+            let mut writer = csv::Writer::from_path(&path).map_err(|e| output_error(&path, e))?;
+            writer
+                .write_record(header)
+                .map_err(|e| output_error(&path, e))?;
+            Ok(writer)
+        };
+        let mut recorder = Recorder {
+            dir: dir.to_owned(),
+            metrics: begin("metrics.csv", &["step", "epoch", "loss", "samples_per_s"])?,
+            epochs: begin(
+                "epochs.csv",
+                &[
+                    "epoch",
+                    "train_loss",
+                    "test_loss",
+                    "test_accuracy",
+                    "wall_s",
+                ],
+            )?,
+        };
+        recorder.flush()?;
+        // One of an earlier run would be taken for this one's.
+        let summary = dir.join("summary.json");
+        match fs::remove_file(&summary) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(output_error(&summary, e)),
+            _ => Ok(recorder),
+        }
+    }
+
+    /// Writes `summary.json`, whole or not at all.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn finish(mut self, summary: &Summary) -> Result<(), RunError> {
+        self.flush()?;
+        let path = self.dir.join("summary.json");
+        planner::file::write_atomically(&path, summary.to_json().as_bytes()).map_err(|e| {
+            RunError::Output {
+                file: path.display().to_string(),
+                reason: e.to_string(),
+            }
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), RunError> {
+        let Self {
+            dir,
+            metrics,
+            epochs,
+        } = self;
+        metrics
+            .flush()
+            .and_then(|()| epochs.flush())
+            .map_err(|e| output_error(dir, e))
+    }
+}
+
+impl Observer for Recorder {
+    fn begin_epoch(&mut self, _epoch: usize, _minibatches: usize) {}
+
+    fn step(&mut self, step: &Step) -> Result<(), RunError> {
+        let row = [
+            step.step.to_string(),
+            step.epoch.to_string(),
+            step.loss.to_string(),
+            format!("{:.1}", step.samples_per_s),
+        ];
+        self.metrics
+            .write_record(row)
+            .map_err(|e| output_error(&self.dir, e))
+    }
+
+    fn epoch(&mut self, epoch: &Epoch) -> Result<(), RunError> {
+        let optional = |value: Option<f64>| value.map_or(String::new(), |v| v.to_string());
+        let row = [
+            epoch.epoch.to_string(),
+            epoch.train_loss.to_string(),
+            optional(epoch.test_loss),
+            optional(epoch.test_accuracy),
+            format!("{:.3}", epoch.wall_s),
+        ];
+        self.epochs
+            .write_record(row)
+            .map_err(|e| output_error(&self.dir, e))?;
+        self.flush()
+    }
+}
+
+fn output_error(path: &Path, reason: impl ToString) -> RunError {
+    RunError::Output {
+        file: path.display().to_string(),
+        reason: reason.to_string(),
+    }
+}
+
+/// `summary.json`: what a run came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Always `dp.run/1`.
+    pub schema: &'static str,
+    /// `plan`, or the baseline that was run in its place.
+    pub mode: &'static str,
+    /// Epochs that were trained, the last one perhaps in part.
+    pub epochs: usize,
+    /// Minibatches that were trained.
+    pub minibatches: usize,
+    /// Samples per minibatch.
+    pub batch_size: usize,
+    /// Whether it was stopped before its end.
+    pub interrupted: bool,
+    /// Share of held-out samples that are right, after the last epoch that was judged.
+    pub test_accuracy: Option<f64>,
+    /// Loss over the held-out samples then.
+    pub test_loss: Option<f64>,
+    /// Mean loss over the last epoch's minibatches.
+    pub train_loss: Option<f64>,
+    /// Samples per second while the pipeline was full: what the prediction is about.
+    pub samples_per_s: f64,
+    /// Samples per second of training, filling and draining of every epoch included.
+    pub overall_samples_per_s: f64,
+    /// What the plan predicts for a full pipeline.
+    pub predicted_samples_per_s: f64,
+    /// Share of the workers' training time spent waiting, filling and draining included.
+    pub bubble_share: f64,
+    /// Seconds from the first minibatch to the last evaluation.
+    pub wall_s: f64,
+    /// Seconds of training in it.
+    pub training_s: f64,
+    /// Activations, gradients and all-reduces (counted as a ring moves them), all workers together.
+    pub bytes_sent: u64,
+    /// Most bytes that each worker's device held at once.
+    pub peak_memory_bytes: Vec<u64>,
+    /// Most weight versions that each worker held at once.
+    pub versions_held: Vec<usize>,
+}
+
+impl Summary {
+    /// Sums an outcome up.
+    pub fn new(
+        outcome: &Outcome,
+        mode: &'static str,
+        batch_size: usize,
+        predicted_samples_per_s: f64,
+        wall_s: f64,
+    ) -> Self {
+        let judged = outcome.epochs.iter().rev().find(|e| e.test_loss.is_some());
+        let workers = outcome.workers.iter();
+        Summary {
+            schema: "dp.run/1",
+            mode,
+            epochs: outcome.epochs.len(),
+            minibatches: outcome.minibatches,
+            batch_size,
+            interrupted: outcome.interrupted,
+            test_accuracy: judged.and_then(|e| e.test_accuracy),
+            test_loss: judged.and_then(|e| e.test_loss),
+            train_loss: outcome.epochs.last().map(|e| e.train_loss),
+            samples_per_s: outcome.steady_samples_per_s,
+            overall_samples_per_s: outcome.overall_samples_per_s,
+            predicted_samples_per_s,
+            bubble_share: outcome.bubble_share,
+            wall_s,
+            training_s: outcome.training_s,
+            bytes_sent: workers.clone().map(|w| w.traffic.bytes_sent).sum(),
+            peak_memory_bytes: workers.clone().map(|w| w.peak_memory_bytes).collect(),
+            versions_held: workers.map(|w| w.most_versions).collect(),
+        }
+    }
+
+    /// As it stands in the file.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("numbers and strings only");
+        text.push('\n');
+        text
+    }
+}

@@ -1,0 +1,270 @@
+//! A run from its first epoch to its trained weights.
+
+mod clock;
+mod crew;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use models::graph::Graph;
+use models::tensor::Tensor;
+
+use crate::data::loader::Feed;
+use crate::data::{DataError, Dataset, Minibatch};
+use crate::error::RunError;
+use crate::stage::Stage;
+use crate::worker::{Report, Settings};
+use crew::Crew;
+
+/// Minibatches in an epoch of made-up data.
+const SYNTHETIC_EPOCH: usize = 100;
+
+/// What there is to learn from.
+#[derive(Clone, Debug)]
+pub enum Material {
+    /// A data set: shuffled anew each epoch, judged by its held-out part.
+    Dataset(Dataset),
+    /// Made-up minibatches, for timing alone.
+    Synthetic(Arc<Vec<Minibatch>>),
+}
+
+/// Everything a run needs.
+#[derive(Debug)]
+pub struct Job {
+    /// The model, with shapes bound to the batch size.
+    pub graph: Arc<Graph>,
+    /// Its stages.
+    pub stages: Arc<[Stage]>,
+    /// What every worker has in common.
+    pub settings: Settings,
+    /// Learning rate at the global batch of the first stage.
+    pub learning_rate: f32,
+    /// Whether the other stages' rates are scaled by their replicas over the first one's.
+    pub scale_learning_rate: bool,
+    /// Initial value of every parameter of the graph, on the host.
+    pub weights: Vec<Tensor>,
+    /// Data.
+    pub material: Material,
+    /// Epochs to run.
+    pub epochs: usize,
+    /// Most minibatches to run over all epochs.
+    pub max_minibatches: Option<usize>,
+    /// Name of the device that each worker opens.
+    pub device: String,
+    /// Cores per worker.
+    pub threads: usize,
+    /// Whether workers stay on cores of their own.
+    pub pin: bool,
+    /// Set from outside to stop after the minibatches under way.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// One trained minibatch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Number in the run, from 1.
+    pub step: usize,
+    /// Epoch, from 1.
+    pub epoch: usize,
+    /// Mean loss over its samples, before its update.
+    pub loss: f32,
+    /// Samples whose class was right.
+    pub correct: usize,
+    /// Rate over the last few minibatches.
+    pub samples_per_s: f64,
+    /// Share of the workers' time in this epoch so far that was spent waiting.
+    pub bubble_share: f64,
+}
+
+/// One epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Epoch {
+    /// From 1.
+    pub epoch: usize,
+    /// Mean over its minibatches.
+    pub train_loss: f64,
+    /// Share of training samples whose class was right when they were seen.
+    pub train_accuracy: f64,
+    /// Loss over the held-out samples afterwards; none without held-out data or when stopped.
+    pub test_loss: Option<f64>,
+    /// Share of held-out samples whose class is right.
+    pub test_accuracy: Option<f64>,
+    /// Seconds of training, without the evaluation.
+    pub wall_s: f64,
+}
+
+/// Watches a run.
+pub trait Observer {
+    /// An epoch of so many minibatches begins.
+    fn begin_epoch(&mut self, epoch: usize, minibatches: usize);
+
+    /// A minibatch was trained; called in the order of the minibatches.
+    ///
+    /// # Errors
+    /// When what is observed cannot be recorded; the run then ends.
+    fn step(&mut self, step: &Step) -> Result<(), RunError>;
+
+    /// An epoch ended.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    fn epoch(&mut self, epoch: &Epoch) -> Result<(), RunError>;
+}
+
+/// What a run gave.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Trained weights, one per parameter of the graph.
+    pub weights: Vec<Tensor>,
+    /// Running statistics, one per state of the graph.
+    pub states: Vec<Tensor>,
+    /// All epochs.
+    pub epochs: Vec<Epoch>,
+    /// Minibatches trained.
+    pub minibatches: usize,
+    /// Whether it was stopped from outside.
+    pub interrupted: bool,
+    /// Samples per second while the pipeline was full: without its filling and draining.
+    pub steady_samples_per_s: f64,
+    /// Samples per second of training time, filling and draining included.
+    pub overall_samples_per_s: f64,
+    /// Share of the workers' training time that was spent waiting.
+    pub bubble_share: f64,
+    /// Seconds of training, without evaluations.
+    pub training_s: f64,
+    /// What each worker sent, held and so on.
+    pub workers: Vec<Report>,
+}
+
+impl Outcome {
+    /// Weights and running statistics by the names that the model's file has for them.
+    pub fn named_tensors(&self, graph: &Graph) -> Vec<(String, Tensor)> {
+        let weights = graph.parameters().iter().map(|p| p.name.clone());
+        let states = graph.states().iter().map(|s| s.name.clone());
+        weights
+            .zip(self.weights.iter().cloned())
+            .chain(states.zip(self.states.iter().cloned()))
+            .collect()
+    }
+}
+
+/// Runs a job to its end.
+///
+/// Every epoch is one schedule: the pipeline fills, runs, and drains; then the held-out data is judged
+/// by the newest weights. An epoch has as many minibatches as are full; the few samples left over
+/// are others in each epoch, since the order is shuffled anew. Every held-out sample counts once.
+///
+/// # Errors
+/// When a worker fails, the loss is not finite, or the observer cannot record.
+pub fn train(job: &Job, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
+    let per_epoch = job.minibatches_per_epoch()?;
+    let mut crew = Crew::start(job)?;
+    let result = run(job, per_epoch, &mut crew, observer);
+    // A failed run is aborted first: its workers may wait for each other.
+    crew.dismiss(result.is_err());
+    result
+}
+
+fn run(
+    job: &Job,
+    per_epoch: usize,
+    crew: &mut Crew,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    let most = job.max_minibatches.unwrap_or(usize::MAX);
+    let mut epochs = Vec::new();
+    let mut step = 0;
+    // Every minibatch of the run, evaluations included, has a number of its own.
+    let mut number = 0;
+    for epoch in 1..=job.epochs {
+        let minibatches = per_epoch.min(most - step);
+        if minibatches == 0 || job.stopped() {
+            break;
+        }
+        observer.begin_epoch(epoch, minibatches);
+        let feed = match &job.material {
+            Material::Dataset(dataset) => {
+                let mut order = dataset.train.order(job.settings.seed, epoch as u64);
+                order.truncate(minibatches * job.settings.batch_size);
+                Feed::Rows {
+                    samples: dataset.train.clone(),
+                    order,
+                }
+            }
+            Material::Synthetic(pool) => Feed::Repeat {
+                pool: Arc::clone(pool),
+                minibatches,
+            },
+        };
+        let trained = crew.train_epoch(job, feed, number, step, epoch, observer)?;
+        number += minibatches as u64;
+        step += trained.minibatches;
+        let mut row = Epoch {
+            epoch,
+            train_loss: trained.mean_loss(),
+            train_accuracy: trained.accuracy(job.settings.batch_size),
+            test_loss: None,
+            test_accuracy: None,
+            wall_s: trained.wall.as_secs_f64(),
+        };
+        crew.average_states()?;
+        if let Material::Dataset(dataset) = &job.material
+            && !dataset.test.is_empty()
+            && !job.stopped()
+        {
+            let feed = Feed::Rows {
+                samples: dataset.test.clone(),
+                order: dataset.test.rows().to_vec(),
+            };
+            let minibatches = feed.minibatches() as u64;
+            if let Some(judged) = crew.evaluate(job, feed, number)? {
+                row.test_loss = Some(judged.loss);
+                row.test_accuracy = Some(judged.accuracy);
+            }
+            number += minibatches;
+        }
+        if trained.minibatches > 0 {
+            observer.epoch(&row)?;
+            epochs.push(row);
+        }
+    }
+    let (weights, states) = crew.collect(job)?;
+    let clock = &crew.clock;
+    Ok(Outcome {
+        weights,
+        states,
+        epochs,
+        minibatches: step,
+        interrupted: job.stopped(),
+        steady_samples_per_s: clock.steady_rate() * job.settings.batch_size as f64,
+        overall_samples_per_s: clock.overall_rate() * job.settings.batch_size as f64,
+        bubble_share: clock.bubble_share(crew.workers()),
+        training_s: clock.training_s(),
+        workers: crew.reports().to_vec(),
+    })
+}
+
+impl Job {
+    /// Full minibatches in one epoch.
+    ///
+    /// # Errors
+    /// When there are fewer training samples than one minibatch needs.
+    pub fn minibatches_per_epoch(&self) -> Result<usize, RunError> {
+        match &self.material {
+            Material::Dataset(dataset) => {
+                let (samples, batch) = (dataset.train.len(), self.settings.batch_size);
+                if samples < batch {
+                    return Err(RunError::Data(DataError::Mismatch(format!(
+                        "{samples} training samples make no minibatch of {batch}: profile and plan with a smaller --batch, or lower --test-fraction"
+                    ))));
+                }
+                Ok(samples / batch)
+            }
+            Material::Synthetic(_) => Ok(self.max_minibatches.unwrap_or(SYNTHETIC_EPOCH)),
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,325 @@
+//! Training: the operations of a schedule, one after the other.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use models::device::params::Binary;
+use models::ops::Context;
+use models::program::Stash;
+use models::tensor::Tensor;
+use planner::schedule::{Op, Schedule};
+
+use super::{Event, Worker, WorkerError};
+use crate::data::loader::Delivery;
+use crate::stage::Stage;
+use crate::transport::{Direction, Message, Tag};
+
+/// A minibatch between its first and its last operation on this worker.
+#[derive(Default)]
+struct InFlight {
+    /// By position among the program's inputs, until the forward.
+    inputs: Vec<Option<Tensor>>,
+    /// By position among the program's outputs, from the forward until the last is sent.
+    outputs: Vec<Option<Tensor>>,
+    /// Links that have not sent their activations yet.
+    unsent: usize,
+    /// Links that have not sent their gradients yet.
+    unreturned: usize,
+    /// From forward to backward.
+    stash: Option<Stash>,
+    /// Gradients of the outputs, until the backward.
+    gradients: Vec<Option<Tensor>>,
+    /// Gradients of the inputs, from the backward until they are sent.
+    input_gradients: Vec<Option<Tensor>>,
+}
+
+/// What a worker keeps while it carries out a schedule.
+#[derive(Default)]
+struct Segment {
+    in_flight: HashMap<usize, InFlight>,
+    /// Gradients of the weights, by round, from the backward to the all-reduce or step.
+    gradients: HashMap<usize, Vec<Tensor>>,
+    /// Numbers of all-reduces under way, by round.
+    reducing: HashMap<usize, u64>,
+    /// First of this worker's minibatches that the run was stopped before.
+    stopped: Option<usize>,
+}
+
+impl Segment {
+    fn is_stopped(&self, minibatch: usize) -> bool {
+        self.stopped.is_some_and(|first| minibatch >= first)
+    }
+
+    /// A run is stopped between whole rounds of every stage.
+    fn is_round_stopped(&self, round: usize, stage: &Stage) -> bool {
+        let replicas = stage.shape.replicas;
+        self.stopped.is_some_and(|first| round >= first / replicas)
+    }
+}
+
+impl Worker {
+    /// Carries out this worker's operations of `schedule`.
+    ///
+    /// When the run is stopped, minibatches that nobody has begun are passed over: a mark goes
+    /// downstream in place of their activations, so every worker ends after the same minibatch.
+    pub(super) fn train(
+        &mut self,
+        schedule: &Schedule,
+        feed: &Receiver<Delivery>,
+        first_minibatch: u64,
+        learning_rate: f32,
+    ) -> Result<(), WorkerError> {
+        let stages = self.stages.clone();
+        let stage = &stages[self.stage];
+        let operations = &schedule.operations[self.id];
+        self.versions.begin(operations);
+        let mut segment = Segment::default();
+        let begin = Instant::now();
+        let idle = self.idle();
+        for operation in operations {
+            match *operation {
+                Op::ReceiveActivations {
+                    minibatch,
+                    stage: from,
+                    peer,
+                } => {
+                    let tag = tag(first_minibatch, minibatch, Direction::Forward);
+                    match self.transport.receive(peer, tag)? {
+                        Message::Tensors(tensors) => {
+                            let slot = segment.in_flight.entry(minibatch).or_default();
+                            slot.inputs.resize(stage.program.inputs().len(), None);
+                            place(&mut slot.inputs, &stage.link_from(from).positions, tensors);
+                        }
+                        Message::Stopped => segment.stopped = segment.stopped.or(Some(minibatch)),
+                    }
+                }
+                Op::Forward { minibatch, version } if !segment.is_stopped(minibatch) => {
+                    self.forward(
+                        &mut segment,
+                        stage,
+                        feed,
+                        first_minibatch,
+                        minibatch,
+                        version,
+                    )?;
+                }
+                Op::SendActivations {
+                    minibatch,
+                    stage: to,
+                    peer,
+                } => {
+                    let message = match segment.in_flight.get_mut(&minibatch) {
+                        Some(slot) => {
+                            let positions = stage.link_to(to).positions.iter();
+                            let tensors = positions.map(|&p| slot.outputs[p].clone()).collect();
+                            slot.unsent -= 1;
+                            if slot.unsent == 0 {
+                                slot.outputs.clear();
+                            }
+                            Message::Tensors(tensors)
+                        }
+                        // The forward was passed over.
+                        None => Message::Stopped,
+                    };
+                    let tag = tag(first_minibatch, minibatch, Direction::Forward);
+                    self.transport.send(peer, tag, message);
+                }
+                Op::ReceiveGradients {
+                    minibatch,
+                    stage: from,
+                    peer,
+                } if !segment.is_stopped(minibatch) => {
+                    let tag = tag(first_minibatch, minibatch, Direction::Backward);
+                    if let Message::Tensors(tensors) = self.transport.receive(peer, tag)? {
+                        let slot = segment.in_flight.entry(minibatch).or_default();
+                        for (&position, tensor) in stage.link_to(from).positions.iter().zip(tensors)
+                        {
+                            let total = &mut slot.gradients[position];
+                            *total = self.sum(total.take(), tensor);
+                        }
+                    }
+                }
+                Op::Backward { minibatch, version } if !segment.is_stopped(minibatch) => {
+                    self.backward(&mut segment, stage, first_minibatch, minibatch, version);
+                }
+                Op::SendGradients {
+                    minibatch,
+                    stage: to,
+                    peer,
+                } if !segment.is_stopped(minibatch) => {
+                    if let Some(slot) = segment.in_flight.get_mut(&minibatch) {
+                        let positions = stage.link_from(to).positions.iter();
+                        let tensors = positions.map(|&p| slot.input_gradients[p].take()).collect();
+                        let tag = tag(first_minibatch, minibatch, Direction::Backward);
+                        self.transport.send(peer, tag, Message::Tensors(tensors));
+                        slot.unreturned -= 1;
+                        if slot.unreturned == 0 {
+                            segment.in_flight.remove(&minibatch);
+                        }
+                    }
+                }
+                Op::AllReduce { round } if !segment.is_round_stopped(round, stage) => {
+                    let number = self.next_round();
+                    segment.reducing.insert(round, number);
+                    let gradients = segment.gradients.remove(&round);
+                    self.transport
+                        .all_reduce_begin(&self.group(), number, gradients);
+                }
+                Op::Step { round, .. } if !segment.is_round_stopped(round, stage) => {
+                    let gradients = match segment.reducing.remove(&round) {
+                        Some(number) => self.transport.all_reduce_wait(&self.group(), number)?,
+                        None => segment.gradients.remove(&round).unwrap_or_default(),
+                    };
+                    self.step(&gradients, learning_rate);
+                }
+                // Passed over: the run was stopped before this minibatch.
+                _ => {}
+            }
+            self.show_busy(begin.elapsed().saturating_sub(self.idle() - idle));
+        }
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        segment: &mut Segment,
+        stage: &Stage,
+        feed: &Receiver<Delivery>,
+        first_minibatch: u64,
+        minibatch: usize,
+        version: usize,
+    ) -> Result<(), WorkerError> {
+        let number = first_minibatch + minibatch as u64;
+        let slot = segment.in_flight.entry(minibatch).or_default();
+        slot.inputs.resize(stage.program.inputs().len(), None);
+        let mut target = None;
+        if !stage.graph_inputs.is_empty() || stage.loss_output.is_some() {
+            let Some(delivery) = self.next_delivery(feed) else {
+                segment.in_flight.remove(&minibatch);
+                segment.stopped = Some(minibatch);
+                return Ok(());
+            };
+            debug_assert_eq!(delivery.minibatch, minibatch);
+            if let Some(input) = delivery.input {
+                let input = self.device.upload(&input);
+                for &position in &stage.graph_inputs {
+                    slot.inputs[position] = Some(input.clone());
+                }
+            }
+            target = delivery.target.map(|t| self.device.upload(&t));
+        }
+        let inputs = std::mem::take(&mut slot.inputs).into_iter().flatten();
+        let context = Context {
+            device: &*self.device,
+            training: true,
+            seed: self.settings.seed,
+            first_sample: number * self.settings.batch_size as u64,
+        };
+        let (outputs, stash) = stage.program.forward(
+            &context,
+            inputs.collect(),
+            self.versions.get(version),
+            &mut self.states,
+        );
+        self.versions.release(version);
+        slot.gradients = vec![None; outputs.len()];
+        if let (Some(position), Some(target)) = (stage.loss_output, target) {
+            let result =
+                self.settings
+                    .loss
+                    .forward_backward(&*self.device, &outputs[position], &target);
+            if !result.loss.is_finite() {
+                return Err(WorkerError::Diverged {
+                    loss: result.loss,
+                    minibatch: number,
+                });
+            }
+            slot.gradients[position] = Some(result.gradient);
+            self.report(Event::Loss {
+                minibatch,
+                loss: result.loss,
+                correct: result.correct,
+                at: Instant::now(),
+            });
+        }
+        slot.stash = Some(stash);
+        slot.unsent = stage.outgoing.len();
+        if slot.unsent > 0 {
+            slot.outputs = outputs.into_iter().map(Some).collect();
+        }
+        Ok(())
+    }
+
+    fn backward(
+        &mut self,
+        segment: &mut Segment,
+        stage: &Stage,
+        first_minibatch: u64,
+        minibatch: usize,
+        version: usize,
+    ) {
+        let Some(slot) = segment.in_flight.get_mut(&minibatch) else {
+            return;
+        };
+        let Some(stash) = slot.stash.take() else {
+            return;
+        };
+        let context = self.context(true, first_minibatch + minibatch as u64);
+        let gradients = stage.program.backward(
+            &context,
+            stash,
+            self.versions.get(version),
+            std::mem::take(&mut slot.gradients),
+        );
+        self.versions.release(version);
+        segment
+            .gradients
+            .insert(minibatch / stage.shape.replicas, gradients.weights);
+        slot.unreturned = stage.incoming.iter().filter(|link| link.gradient).count();
+        slot.input_gradients = gradients.inputs;
+        if slot.unreturned == 0 {
+            segment.in_flight.remove(&minibatch);
+        }
+    }
+
+    fn step(&mut self, gradients: &[Tensor], learning_rate: f32) {
+        let Self {
+            versions,
+            optimizer_state,
+            settings,
+            device,
+            ..
+        } = self;
+        versions.step(|weights| {
+            settings.optimizer.step(
+                &**device,
+                optimizer_state,
+                weights,
+                gradients,
+                learning_rate,
+            )
+        });
+    }
+
+    /// Sum of the gradients that several stages give for one tensor.
+    fn sum(&self, total: Option<Tensor>, more: Option<Tensor>) -> Option<Tensor> {
+        match (total, more) {
+            (Some(total), Some(more)) => Some(self.device.binary(Binary::Add, total, more)),
+            (total, more) => total.or(more),
+        }
+    }
+}
+
+fn tag(first_minibatch: u64, minibatch: usize, direction: Direction) -> Tag {
+    Tag {
+        minibatch: first_minibatch + minibatch as u64,
+        direction,
+    }
+}
+
+fn place(slots: &mut [Option<Tensor>], positions: &[usize], tensors: Vec<Option<Tensor>>) {
+    for (&position, tensor) in positions.iter().zip(tensors) {
+        slots[position] = tensor;
+    }
+}
