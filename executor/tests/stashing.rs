@@ -1,0 +1,263 @@
+//! The pipeline against a plain simulation of its update rule, minibatch by minibatch in one thread.
+
+mod common;
+
+use std::path::Path;
+
+use executor::job::Baseline;
+use executor::train::{Job, Material};
+use models::device;
+use models::ops::Context;
+use models::optimizer::Optimizer;
+use models::tensor::Tensor;
+use planner::schedule::StageShape;
+
+use common::{digits, job, lenet, mnist, norm_dropout, options, plan, run, shapes};
+
+/// Largest relative difference that passes for equal.
+const TOLERANCE: f32 = 1e-5;
+
+/// One stage of the simulation: every version it ever had, none ever freed or overwritten.
+struct Simulated {
+    versions: Vec<Vec<Vec<f32>>>,
+    velocity: Vec<Vec<f32>>,
+    /// Running statistics of each replica.
+    states: Vec<Vec<Tensor>>,
+    /// Sum of the gradients of the round under way, and how many minibatches are in it.
+    gradients: Vec<Vec<f32>>,
+    summed: usize,
+}
+
+/// The losses of `w(q+1) = w(q) - lr * velocity`, the velocity being fed the mean over round q of
+/// the gradients at version `q - K - d + 1`.
+fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
+    let Material::Dataset(dataset) = &job.material else {
+        panic!("the simulation wants data");
+    };
+    let Optimizer::Sgd { momentum, .. } = job.settings.optimizer else {
+        panic!("the simulation knows SGD only");
+    };
+    let device = device::open("cpu", 1).unwrap();
+    let batch = job.settings.batch_size;
+    let order = dataset.train.order(job.settings.seed, 1);
+    let mut stages: Vec<Simulated> = job
+        .stages
+        .iter()
+        .map(|stage| {
+            let weights: Vec<Vec<f32>> = stage
+                .program
+                .weights()
+                .iter()
+                .map(|&p| job.weights[p].f32s().to_vec())
+                .collect();
+            let states: Vec<Tensor> = stage
+                .program
+                .states()
+                .iter()
+                .map(|&s| job.graph.states()[s].tensor.clone())
+                .collect();
+            let zeros: Vec<Vec<f32>> = weights.iter().map(|w| vec![0.0; w.len()]).collect();
+            Simulated {
+                versions: vec![weights],
+                velocity: zeros.clone(),
+                states: vec![states; stage.shape.replicas],
+                gradients: zeros,
+                summed: 0,
+            }
+        })
+        .collect();
+    let weights_of = |stage: usize, version: &[Vec<f32>]| -> Vec<Tensor> {
+        let parameters = job.stages[stage].program.weights().iter();
+        parameters
+            .zip(version)
+            .map(|(&p, values)| Tensor::from_f32(job.weights[p].shape(), values))
+            .collect()
+    };
+
+    let mut losses = Vec::new();
+    for m in 0..minibatches {
+        let data = dataset.train.minibatch(&order[m * batch..(m + 1) * batch]);
+        let context = Context {
+            device: &*device,
+            training: true,
+            seed: job.settings.seed,
+            first_sample: (m * batch) as u64,
+        };
+        // Values that stages gave, by their number in the graph.
+        let mut values = std::collections::HashMap::new();
+        let mut passes = Vec::new();
+        for (s, stage) in job.stages.iter().enumerate() {
+            let StageShape {
+                replicas,
+                depth,
+                delay,
+            } = stage.shape;
+            let round = m / replicas;
+            let version = (round + 1).saturating_sub(depth + delay);
+            let weights = weights_of(s, &stages[s].versions[version]);
+            let inputs = stage.program.inputs().iter();
+            let inputs = inputs
+                .map(|value| values.get(value).unwrap_or(&data.input).clone())
+                .collect();
+            let states = &mut stages[s].states[m % replicas];
+            let (outputs, stash) = stage.program.forward(&context, inputs, &weights, states);
+            for (&value, output) in stage.program.outputs().iter().zip(outputs) {
+                values.insert(value, output);
+            }
+            passes.push((weights, stash));
+        }
+        let last = job.stages.last().unwrap();
+        let logits = &values[&last.program.outputs()[last.loss_output.unwrap()]];
+        let result = job
+            .settings
+            .loss
+            .forward_backward(&*device, logits, &data.target);
+        losses.push(result.loss);
+
+        let mut upstream = std::collections::HashMap::new();
+        upstream.insert(
+            last.program.outputs()[last.loss_output.unwrap()],
+            result.gradient,
+        );
+        for (s, stage) in job.stages.iter().enumerate().rev() {
+            let (weights, stash) = passes.pop().unwrap();
+            let outputs = stage.program.outputs().iter();
+            let grads = outputs.map(|value| upstream.remove(value)).collect();
+            let gradients = stage.program.backward(&context, stash, &weights, grads);
+            for (&value, gradient) in stage.program.inputs().iter().zip(gradients.inputs) {
+                if let Some(gradient) = gradient {
+                    upstream.insert(value, gradient);
+                }
+            }
+            let simulated = &mut stages[s];
+            for (sum, gradient) in simulated.gradients.iter_mut().zip(&gradients.weights) {
+                for (sum, &g) in sum.iter_mut().zip(gradient.f32s()) {
+                    *sum += g;
+                }
+            }
+            simulated.summed += 1;
+            if simulated.summed == stage.shape.replicas || m + 1 == minibatches {
+                let scale = stage.shape.replicas as f32 / job.stages[0].shape.replicas as f32;
+                let rate = job.learning_rate * if job.scale_learning_rate { scale } else { 1.0 };
+                let mut next = simulated.versions.last().unwrap().clone();
+                for ((weight, velocity), sum) in next
+                    .iter_mut()
+                    .zip(&mut simulated.velocity)
+                    .zip(&mut simulated.gradients)
+                {
+                    for ((w, v), g) in weight.iter_mut().zip(velocity).zip(sum) {
+                        *v = momentum * *v + *g / simulated.summed as f32;
+                        *w -= rate * *v;
+                        *g = 0.0;
+                    }
+                }
+                simulated.versions.push(next);
+                simulated.summed = 0;
+            }
+        }
+    }
+    losses
+}
+
+fn assert_close(pipeline: &[f32], simulation: &[f32], what: &str) {
+    assert_eq!(pipeline.len(), simulation.len(), "{what}");
+    for (step, (p, s)) in pipeline.iter().zip(simulation).enumerate() {
+        assert!(
+            (p - s).abs() <= TOLERANCE * s.abs(),
+            "{what}: step {step}: pipeline {p}, simulation {s}"
+        );
+    }
+}
+
+/// Runs every plan over an odd number of minibatches, and checks losses and versions held.
+fn check(model: &Path, data: &Path, plans: &[&[usize]], minibatches: usize) {
+    for replicas in plans {
+        for delay in 0..=usize::from(replicas.iter().any(|&r| r > 1)) {
+            let what = format!("{replicas:?} delay {delay}");
+            let plan = plan(model, 16, &shapes(replicas, delay));
+            let job = job(&plan, &options(data, minibatches));
+            let (losses, outcome) = run(&job);
+            assert_close(&losses, &simulate(&job, minibatches), &what);
+            for stage in &plan.stages {
+                for &worker in &stage.workers {
+                    let held = outcome.workers[worker].most_versions;
+                    assert!(
+                        held <= stage.versions,
+                        "{what}: worker {worker} held {held}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn straight_pipelines_follow_the_rule() {
+    check(&lenet(), &mnist(), &[&[1], &[1, 1], &[1, 1, 1]], 23);
+}
+
+#[test]
+fn replicated_pipelines_follow_the_rule() {
+    check(
+        &lenet(),
+        &mnist(),
+        &[&[2, 1], &[1, 2], &[3, 1], &[2, 1, 1]],
+        23,
+    );
+}
+
+#[test]
+fn batch_norm_and_dropout_follow_the_rule() {
+    check(&norm_dropout(), &digits(), &[&[1], &[1, 1], &[2, 1]], 21);
+}
+
+#[test]
+fn without_stashing_losses_differ() {
+    let plan = plan(&lenet(), 16, &shapes(&[1, 1, 1], 0));
+    let stashing = job(&plan, &options(&mnist(), 23));
+    let mut naive = options(&mnist(), 23);
+    naive.weight_stashing = false;
+    let (losses, outcome) = run(&job(&plan, &naive));
+    let right = simulate(&stashing, 23);
+    assert!(outcome.workers.iter().all(|w| w.most_versions == 1));
+    // The first two losses come before the third stage's first update reaches anybody.
+    let apart = losses
+        .iter()
+        .zip(&right)
+        .filter(|(a, b)| (*a - *b).abs() > 10.0 * TOLERANCE * b.abs())
+        .count();
+    assert!(
+        apart > 10,
+        "{apart} of 23 losses differ: {losses:?} {right:?}"
+    );
+}
+
+#[test]
+fn data_parallel_is_gradient_accumulation_over_a_round() {
+    // A round of 3 minibatches at one version, averaged: the simulation of one stage on 3 replicas.
+    let plan = plan(&lenet(), 16, &shapes(&[2, 1], 0));
+    let job = job(
+        &plan,
+        &common::baseline(&mnist(), 22, Baseline::DataParallel),
+    );
+    assert_eq!(job.stages.len(), 1);
+    assert_eq!(job.stages[0].shape.replicas, 3);
+    let (losses, _) = run(&job);
+    assert_close(&losses, &simulate(&job, 22), "data parallel");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits() {
+    let plan = plan(&lenet(), 16, &shapes(&[3, 1], 1));
+    let job = job(&plan, &options(&mnist(), 25));
+    let (first_losses, first) = run(&job);
+    let (second_losses, second) = run(&job);
+    assert_eq!(first_losses, second_losses);
+    for (a, b) in first.weights.iter().zip(&second.weights) {
+        assert_eq!(a.f32s(), b.f32s());
+    }
+    assert_eq!(
+        first.epochs[0].test_accuracy,
+        second.epochs[0].test_accuracy
+    );
+}
