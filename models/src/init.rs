@@ -28,18 +28,12 @@ pub struct Fan {
 }
 
 impl Fan {
-    /// Of a weight stored `[outputs, inputs, kernel..]`, as convolutions and PyTorch's linear layers do;
-    /// `None` for vectors and scalars, which are biases, scales and shifts. `transposed`: `[inputs, outputs]`.
-    pub fn of(shape: &[usize], transposed: bool) -> Option<Self> {
-        let [first, second, kernel @ ..] = shape else {
+    /// Of a convolution's filter `[outputs, inputs, kernel..]`; `None` with fewer than two axes.
+    pub fn of_filter(shape: &[usize]) -> Option<Self> {
+        let [outputs, inputs, kernel @ ..] = shape else {
             return None;
         };
         let field: usize = kernel.iter().product();
-        let (outputs, inputs) = if transposed {
-            (*second, *first)
-        } else {
-            (*first, *second)
-        };
         Some(Fan {
             inputs: inputs * field,
             outputs: outputs * field,
@@ -131,7 +125,7 @@ mod tests {
     #[test]
     fn values_follow_the_name_the_seed_and_the_fan() {
         let file = Tensor::from_f32(&[64, 32, 3, 3], vec![0.0; 64 * 32 * 9]);
-        let fan = Fan::of(file.shape(), false);
+        let fan = Fan::of_filter(file.shape());
         assert_eq!(
             fan,
             Some(Fan {
@@ -155,11 +149,11 @@ mod tests {
         let bias = Tensor::from_f32(&[3], [1., 2., 3.]);
         assert!(
             Init::He
-                .parameter("b", &bias, Fan::of(&[3], false), 1)
+                .parameter("b", &bias, Fan::of_filter(&[3]), 1)
                 .same_buffer(&bias)
         );
         let weight = Tensor::from_f32(&[1, 2], [1., 2.]);
-        let fan = Fan::of(&[1, 2], false);
+        let fan = Fan::of_filter(&[1, 2]);
         assert!(
             Init::Keep
                 .parameter("w", &weight, fan, 1)
@@ -170,9 +164,9 @@ mod tests {
     #[test]
     fn constant_fills_are_noticed_where_they_hurt() {
         let fill = Tensor::from_f32(&[2, 2], [0.5; 4]);
-        assert!(is_constant_fill(&fill, Fan::of(&[2, 2], false)));
+        assert!(is_constant_fill(&fill, Fan::of_filter(&[2, 2])));
         assert!(!is_constant_fill(&Tensor::from_f32(&[4], [0.0; 4]), None));
         let drawn = Tensor::from_f32(&[2, 2], [0.5, 0.5, 0.5, 0.4]);
-        assert!(!is_constant_fill(&drawn, Fan::of(&[2, 2], false)));
+        assert!(!is_constant_fill(&drawn, Fan::of_filter(&[2, 2])));
     }
 }

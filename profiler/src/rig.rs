@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use models::device::Device;
 use models::device::params::Binary;
 use models::graph::{Graph, ValueId};
-use models::init::{Fan, Init};
+use models::init::Init;
 use models::loss::Loss;
 use models::ops::Context;
 use models::optimizer::{Optimizer, OptimizerState};
@@ -288,12 +288,7 @@ fn part(
         } else {
             Init::Keep
         };
-        let host = init.parameter(
-            &parameter.name,
-            &parameter.tensor,
-            Fan::of(parameter.tensor.shape(), false),
-            seed,
-        );
+        let host = init.parameter(&parameter.name, &parameter.tensor, parameter.fan, seed);
         device.upload(&host)
     });
     Part {

@@ -76,7 +76,7 @@ impl Operator for Conv {
 
     fn fan(&self, input: usize) -> Option<Fan> {
         if input == 1 {
-            Fan::of(&self.filter_shape, false)
+            Fan::of_filter(&self.filter_shape)
         } else {
             None
         }
