@@ -140,7 +140,7 @@ fn verdict(plan: &Plan, formula: Formula) -> String {
         );
     }
     if let Some(stall) = &plan.stall {
-        let _ = writeln!(text, "Held up by  {stall}");
+        let _ = writeln!(text, "Period      {stall}");
     }
     let unused = plan.cluster.devices - plan.workers.min(plan.cluster.devices);
     if unused > 0 {

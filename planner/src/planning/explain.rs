@@ -44,6 +44,12 @@ pub(super) fn stall(
     choice: &Choice,
     evaluation: &Evaluation,
 ) -> Option<String> {
+    if !choice.prediction.simulated {
+        return Some(
+            "not simulated, the pipeline is too long: the period is its largest analytic bound"
+                .to_owned(),
+        );
+    }
     if choice.prediction.period <= evaluation.bottleneck * (1.0 + CLOSE_ENOUGH) {
         return None;
     }

@@ -210,3 +210,97 @@ fn stages(
     });
     Ok(stages.collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing;
+
+    /// Chains with skips, any cluster, any scope.
+    fn cases() -> impl Strategy<Value = (Profile, Request)> {
+        let layer = (
+            0u32..30,
+            0u64..3000,
+            0u64..3000,
+            0u64..2000,
+            any::<[bool; 3]>(),
+        );
+        (
+            proptest::collection::vec(layer, 1..7),
+            1usize..6,
+            prop_oneof![Just(1e4), Just(1e6), Just(LOCAL_BANDWIDTH)],
+            proptest::option::of(2000u64..40_000),
+            any::<[bool; 3]>(),
+        )
+            .prop_map(
+                |(layers, devices, bandwidth, memory, [straight, ilp, kappa])| {
+                    let ms: Vec<f64> = layers.iter().map(|l| f64::from(l.0)).collect();
+                    let weights: Vec<u64> = layers.iter().map(|l| l.1).collect();
+                    let edges: Vec<u64> = layers[1..].iter().map(|l| l.3).collect();
+                    let mut profile = testing::chain(&ms, &weights, &edges);
+                    for (i, l) in layers.iter().enumerate() {
+                        profile.layers[i].stash_bytes = l.2;
+                        // A skip from this layer, and sometimes no link to the next one.
+                        let [skip, cut, gradient] = l.4;
+                        if skip && i + 2 < layers.len() {
+                            let mut edge = profile.edges[i].clone();
+                            edge.to = format!("L{}", layers.len() - 1);
+                            edge.gradient = gradient;
+                            profile.edges[i].gradient = gradient;
+                            if cut {
+                                profile.edges[i] = edge;
+                            } else {
+                                profile.edges.push(edge);
+                            }
+                        }
+                    }
+                    if kappa {
+                        profile.communication_s_per_byte = 1e-7;
+                    }
+                    let request = Request {
+                        cluster: Cluster {
+                            devices,
+                            bandwidth_bytes_per_s: bandwidth,
+                            latency_s: 1e-5,
+                            local: bandwidth >= LOCAL_BANDWIDTH,
+                            memory_bytes: memory,
+                        },
+                        solver: if ilp { Solver::Ilp } else { Solver::Dp },
+                        formula: Formula::Ours,
+                        scope: if straight {
+                            Scope::Straight
+                        } else {
+                            Scope::All
+                        },
+                    };
+                    (profile, request)
+                },
+            )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        #[test]
+        fn every_plan_is_sound_and_every_refusal_is_about_memory((profile, request) in cases()) {
+            prop_assert_eq!(profile.validate(), Ok(()));
+            match plan(&profile, profile.model.clone(), &request) {
+                Ok(plan) => {
+                    prop_assert!(plan.lower_bound_s <= plan.bottleneck_s);
+                    prop_assert!(plan.bottleneck_s <= plan.period_s);
+                    prop_assert!(plan.workers <= request.cluster.devices);
+                    let limit = request.cluster.memory_bytes.unwrap_or(u64::MAX);
+                    prop_assert!(plan.stages.iter().all(|s| s.memory_bytes <= limit));
+                    for minibatches in [1, 7, 50] {
+                        prop_assert!(plan.schedule_for(minibatches).is_ok());
+                    }
+                }
+                Err(PlanningError::Infeasible(_)) => {
+                    prop_assert!(request.cluster.memory_bytes.is_some());
+                }
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+}

@@ -492,8 +492,8 @@ mod tests {
 
     /// Replicas, depth beyond NOAM, delay, of each stage; which skip links exist; minibatches.
     fn pipelines() -> impl Strategy<Value = (Vec<StageShape>, Vec<StageLink>, usize)> {
-        let stage = (1usize..5, 0usize..3, 0usize..2);
-        let stages = proptest::collection::vec(stage, 1..5);
+        let stage = (1usize..7, 0usize..3, 0usize..2);
+        let stages = proptest::collection::vec(stage, 1..6);
         (stages, any::<u16>(), 0usize..40).prop_map(|(stages, skips, minibatches)| {
             let replicas: Vec<usize> = stages.iter().map(|s| s.0).collect();
             let mut shapes: Vec<StageShape> = stages
@@ -514,7 +514,12 @@ mod tests {
         let pairs = (0..stages).flat_map(|from| (from + 1..stages).map(move |to| (from, to)));
         pairs
             .enumerate()
-            .filter(|&(i, (from, to))| to == from + 1 || skips >> i & 1 == 1)
+            .filter(|&(i, (from, to))| {
+                to == from + 1
+                    || skips
+                        .checked_shr(u32::try_from(i).unwrap())
+                        .is_some_and(|bits| bits & 1 == 1)
+            })
             .map(|(i, (from, to))| StageLink {
                 from,
                 to,

@@ -11,8 +11,8 @@ use crate::schedule::{StageShape, noam};
 /// A period within this of the bottleneck needs no deeper pipeline.
 pub const CLOSE_ENOUGH: f64 = 0.02;
 
-/// No more simulations than this are spent on making a plan shallower.
-const MOST_TRIMMING: usize = 200;
+/// Simulations spent on making a plan shallower, times its workers: large plans take long to simulate.
+const MOST_TRIMMING: usize = 1000;
 
 /// A lower bound on the period, and what imposes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -163,6 +163,10 @@ fn trim(
     goal: f64,
 ) -> (Vec<StageShape>, Prediction) {
     let (mut shapes, mut prediction) = enough;
+    if !prediction.simulated {
+        // An analytic bound does not notice what is too shallow.
+        return (shapes, prediction);
+    }
     let replicas: Vec<usize> = shapes.iter().map(|s| s.replicas).collect();
     let least = noam(&replicas);
     let mut stages: Vec<usize> = (0..shapes.len()).collect();
@@ -171,34 +175,41 @@ fn trim(
         sums.parameters + sums.stash
     };
     stages.sort_by(|&a, &b| per_depth(b).total_cmp(&per_depth(a)));
-    let mut simulations = 0;
-    let mut again = true;
-    while again {
-        again = false;
+    let workers: usize = replicas.iter().sum();
+    let mut left = MOST_TRIMMING / workers.max(1);
+    // What is accepted last is what is kept.
+    let mut accept = |less: Vec<StageShape>, shapes: &mut Vec<StageShape>| -> bool {
+        if left == 0 {
+            return false;
+        }
+        left -= 1;
+        // Too shallow for what is behind it is an error here, and no candidate.
+        match predict(evaluation, &less, machine) {
+            Ok(result) if result.period <= goal => {
+                (*shapes, prediction) = (less, result);
+                true
+            }
+            _ => false,
+        }
+    };
+    // What one stage gives up may allow another one to give up more: again until nothing changes.
+    let mut before = Vec::new();
+    while before != shapes {
+        before.clone_from(&shapes);
         for &stage in &stages {
-            let mut leaner = vec![];
-            if shapes[stage].depth > least[stage] {
-                leaner.push((1, 0));
-            }
-            if shapes[stage].delay > 0 {
-                leaner.push((0, 1));
-            }
-            for (depth, delay) in leaner {
+            let mut low = least[stage];
+            while low < shapes[stage].depth {
                 let mut less = shapes.clone();
-                less[stage].depth -= depth;
-                less[stage].delay -= delay;
-                simulations += 1;
-                // Too shallow for what is behind it is an error here, and no candidate.
-                if let Ok(result) = predict(evaluation, &less, machine)
-                    && result.period <= goal
-                {
-                    (shapes, prediction) = (less, result);
-                    again = true;
-                    break;
+                less[stage].depth = usize::midpoint(low, shapes[stage].depth);
+                let tried = less[stage].depth;
+                if !accept(less, &mut shapes) {
+                    low = tried + 1;
                 }
             }
-            if simulations >= MOST_TRIMMING {
-                return (shapes, prediction);
+            if shapes[stage].delay > 0 {
+                let mut less = shapes.clone();
+                less[stage].delay = 0;
+                accept(less, &mut shapes);
             }
         }
     }

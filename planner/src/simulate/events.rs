@@ -6,6 +6,9 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use crate::cost::{Evaluation, LinkBytes, Machine};
 use crate::schedule::{Op, Schedule};
 
+/// A ring of more messages than this is simulated by fewer, larger ones of the same total.
+const LONGEST_RING: usize = 30;
+
 /// When things happened, seconds from the start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
@@ -17,16 +20,15 @@ pub struct Trace {
     pub end: f64,
 }
 
-/// Carries out a checked schedule.
+/// Carries out a schedule.
 ///
 /// A message occupies its sender's link and then its receiver's for bytes / bandwidth each, cut through, first come
 /// first served, and arrives a latency later. An all-reduce is a ring of 2(r-1) such messages per replica, so that
-/// activations pass between its chunks. The core's share of communication is added to the operation that causes it.
+/// activations pass between its chunks; long rings send several chunks as one message. The core's share of communication is added to the operation that causes it.
 ///
-/// # Panics
-/// If the schedule does not pass [`Schedule::check`] or belongs to other stages.
+/// None if the schedule gets stuck, which [`Schedule::check`] explains.
 #[must_use]
-pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> Trace {
+pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> Option<Trace> {
     let mut simulation = Simulation::new(schedule, evaluation, machine);
     for worker in 0..schedule.operations.len() {
         simulation.proceed(worker, 0.0);
@@ -34,21 +36,17 @@ pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> T
     while let Some(Reverse(event)) = simulation.events.pop() {
         simulation.handle(event);
     }
-    assert!(
-        simulation
-            .workers
-            .iter()
-            .zip(&schedule.operations)
-            .all(|(worker, list)| worker.position == list.len()),
-        "only a checked schedule can be simulated"
-    );
+    let mut lists = simulation.workers.iter().zip(&schedule.operations);
+    if !lists.all(|(worker, list)| worker.position == list.len()) {
+        return None;
+    }
     let mut through = simulation.through;
     through.sort_unstable_by(f64::total_cmp);
-    Trace {
+    Some(Trace {
         through,
         last_first_stage_forward: simulation.last_first_stage_forward,
         end: simulation.end,
-    }
+    })
 }
 
 /// A tensor or a chunk of a ring on its way.
@@ -67,6 +65,7 @@ enum Happening {
     Leaving {
         to: usize,
         seconds: f64,
+        latency: f64,
         message: Message,
     },
     /// The message is there.
@@ -173,11 +172,12 @@ impl<'a> Simulation<'a> {
             Happening::Leaving {
                 to,
                 seconds,
+                latency,
                 message,
             } => {
                 let start = now.max(self.workers[to].in_free);
                 self.workers[to].in_free = start + seconds;
-                let arrival = start + seconds + self.machine.latency;
+                let arrival = start + seconds + latency;
                 self.at(arrival, Happening::Arrived { to, message });
             }
             Happening::Arrived { to, message } => {
@@ -304,6 +304,17 @@ impl<'a> Simulation<'a> {
 
     fn send(&mut self, from: usize, to: usize, bytes: f64, message: Message, now: f64) {
         let seconds = bytes / self.machine.bandwidth;
+        self.transfer(from, to, (seconds, self.machine.latency), message, now);
+    }
+
+    fn transfer(
+        &mut self,
+        from: usize,
+        to: usize,
+        (seconds, latency): (f64, f64),
+        message: Message,
+        now: f64,
+    ) {
         let start = now.max(self.workers[from].out_free);
         self.workers[from].out_free = start + seconds;
         self.at(
@@ -311,6 +322,7 @@ impl<'a> Simulation<'a> {
             Happening::Leaving {
                 to,
                 seconds,
+                latency,
                 message,
             },
         );
@@ -326,7 +338,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn reduced(&self, worker: usize, round: usize) -> bool {
-        let chunks = 2 * (self.replicas(worker) - 1);
+        let chunks = ring_messages(self.replicas(worker));
         chunks == 0
             || self.workers[worker]
                 .rings
@@ -339,19 +351,28 @@ impl<'a> Simulation<'a> {
         let role = self.schedule.roles[worker];
         let replicas = self.replicas(worker);
         let parameters = self.evaluation.stages[role.stage].sums.parameters;
+        let messages = ring_messages(replicas);
+        // Chunks of the real ring in each message of the simulated one.
+        let chunks = (2 * (replicas - 1)) as f64 / messages as f64;
+        let chunk = parameters / replicas as f64 / self.machine.bandwidth;
+        let cost = (chunks * chunk, chunks * self.machine.latency);
         let next = worker - role.replica + (role.replica + 1) % replicas;
         loop {
             let Some(ring) = self.workers[worker].rings.get_mut(&round) else {
                 return;
             };
-            if !ring.begun || ring.sent == 2 * (replicas - 1) || ring.sent > ring.received {
+            if !ring.begun || ring.sent == messages || ring.sent > ring.received {
                 return;
             }
             ring.sent += 1;
-            let bytes = parameters / replicas as f64;
-            self.send(worker, next, bytes, Message::Chunk { round }, now);
+            self.transfer(worker, next, cost, Message::Chunk { round }, now);
         }
     }
+}
+
+/// Messages that each replica sends in one all-reduce.
+fn ring_messages(replicas: usize) -> usize {
+    (2 * (replicas - 1)).min(LONGEST_RING)
 }
 
 #[cfg(test)]
@@ -404,7 +425,7 @@ mod tests {
         // 1 + link 1 + 1 + 2 + link 1 + 2 ms, and half a millisecond of latency on each link.
         let machine = machine(1e6, 0.5e-3);
         let schedule = Schedule::model_parallel(2, &[LINK], 2).unwrap();
-        let trace = run(&schedule, &pair(&machine, [1, 1]), &machine);
+        let trace = run(&schedule, &pair(&machine, [1, 1]), &machine).unwrap();
         close(trace.through[0], 9e-3);
         close(trace.through[1], 18e-3);
         close(trace.end, 18e-3);
@@ -415,7 +436,7 @@ mod tests {
         let machine = machine(1e15, 0.0);
         let shapes = [shape(1, 2), shape(1, 1)];
         let schedule = Schedule::one_f_one_b(&shapes, &[LINK], 20).unwrap();
-        let trace = run(&schedule, &pair(&machine, [1, 1]), &machine);
+        let trace = run(&schedule, &pair(&machine, [1, 1]), &machine).unwrap();
         close(trace.through[10] - trace.through[9], 3e-3);
     }
 
@@ -430,7 +451,7 @@ mod tests {
         };
         let evaluation = Evaluation::new(&graph, &partition, &machine);
         let schedule = Schedule::data_parallel(3, 6).unwrap();
-        let trace = run(&schedule, &evaluation, &machine);
+        let trace = run(&schedule, &evaluation, &machine).unwrap();
         close(trace.through[0], 3e-3);
         close(
             trace.through[3],

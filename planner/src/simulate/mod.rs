@@ -13,6 +13,8 @@ use crate::schedule::{Schedule, ScheduleError, ShapeError, StageLink, StageShape
 pub struct Prediction {
     /// Seconds per minibatch in steady state.
     pub period: f64,
+    /// Whether a simulation showed it; else it is the largest analytic bound.
+    pub simulated: bool,
     /// From the first forward to the first minibatch that is through its last backward, seconds.
     pub fill: f64,
     /// From the last forward of the first stage to the end of everything, seconds.
@@ -34,12 +36,21 @@ pub enum SimulationError {
     /// The depths cannot work.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// The simulation got stuck in a schedule that passes the check.
+    #[error(
+        "the simulation got stuck although the schedule is free of deadlock: please report the profile"
+    )]
+    Stuck,
 }
 
 /// Repetitions that differ by less, relative to their length, are taken for the same.
 const SAME: f64 = 1e-9;
+/// Without a rhythm, windows that differ by less than this are taken for the steady state.
+const SETTLED: f64 = 1e-3;
 /// A schedule longer than this many operations is not made longer to find the steady state.
-const MOST_OPERATIONS: usize = 250_000;
+const MOST_OPERATIONS: usize = 100_000;
+/// A pipeline that needs more than this to get under way is not simulated at all.
+const TOO_MANY_OPERATIONS: usize = 4_000_000;
 
 /// Simulates a pipeline of these shapes until its rhythm repeats.
 ///
@@ -50,13 +61,37 @@ pub fn predict(
     shapes: &[StageShape],
     machine: &Machine,
 ) -> Result<Prediction, SimulationError> {
-    let (measured, trace, schedule) = measure(evaluation, shapes, machine)?;
     // Where a cycle is only just slower than the bottleneck, a finite run still lives on the slack of its start.
-    let period = depth::bounds(evaluation, shapes, machine)
+    let bound = depth::bounds(evaluation, shapes, machine)
         .iter()
         .map(|bound| bound.seconds)
-        .fold(measured, f64::max);
-    Ok(summary(&schedule, evaluation, &trace, period))
+        .fold(0.0, f64::max);
+    let run = if operations_needed(evaluation, shapes) > TOO_MANY_OPERATIONS {
+        None
+    } else {
+        Some(measure(evaluation, shapes, machine)?)
+    };
+    let period = run
+        .as_ref()
+        .map_or(bound, |(measured, _)| measured.max(bound));
+    let trace = run.map(|(_, trace)| trace);
+    Ok(summary(evaluation, shapes, trace.as_ref(), period))
+}
+
+fn in_flight(shapes: &[StageShape]) -> usize {
+    shapes
+        .iter()
+        .map(|s| s.replicas.saturating_mul(s.depth))
+        .max()
+        .unwrap_or(1)
+}
+
+/// About how long the shortest schedule is that shows a steady state.
+fn operations_needed(evaluation: &Evaluation, shapes: &[StageShape]) -> usize {
+    let per_minibatch = 4 * shapes.len() + 4 * evaluation.links.len();
+    in_flight(shapes)
+        .saturating_mul(6)
+        .saturating_mul(per_minibatch)
 }
 
 /// The period that the simulation shows, and the run that it was seen in.
@@ -64,13 +99,9 @@ fn measure(
     evaluation: &Evaluation,
     shapes: &[StageShape],
     machine: &Machine,
-) -> Result<(f64, Trace, Schedule), SimulationError> {
+) -> Result<(f64, Trace), SimulationError> {
     let links: Vec<StageLink> = evaluation.links.iter().map(|l| l.link()).collect();
-    let in_flight = shapes
-        .iter()
-        .map(|s| s.replicas.saturating_mul(s.depth))
-        .max()
-        .unwrap_or(1);
+    let in_flight = in_flight(shapes);
     // Workers serve the same minibatches again after the least common multiple of all replicas.
     let cycle = shapes
         .iter()
@@ -80,20 +111,21 @@ fn measure(
         // What is in flight to get under way and to drain, and a window to look for the rhythm in.
         let minibatches = 2 * in_flight + 4 * window;
         let schedule = Schedule::one_f_one_b(shapes, &links, minibatches)?;
-        schedule.check()?;
-        let trace = run(&schedule, evaluation, machine);
+        let Some(trace) = run(&schedule, evaluation, machine) else {
+            // The simulation only sees that it is stuck; the checker says where.
+            schedule.check()?;
+            return Err(SimulationError::Stuck);
+        };
         let steady = &trace.through[in_flight..minibatches - in_flight];
         let operations: usize = schedule.operations.iter().map(Vec::len).sum();
         if let Some(period) = rhythm(steady, cycle) {
-            return Ok((period, trace, schedule));
+            return Ok((period, trace));
         }
-        if operations > MOST_OPERATIONS {
-            let (first, last) = (
-                steady[steady.len() - 1 - 2 * window],
-                steady[steady.len() - 1],
-            );
-            let period = (last - first) / (2 * window) as f64;
-            return Ok((period, trace, schedule));
+        let mean = |end: usize| (steady[end - 1] - steady[end - 1 - window]) / window as f64;
+        let (earlier, later) = (mean(steady.len() - window), mean(steady.len()));
+        let settled = (earlier - later).abs() <= SETTLED * later;
+        if settled || operations > MOST_OPERATIONS {
+            return Ok((f64::midpoint(earlier, later), trace));
         }
         window *= 2;
     }
@@ -118,34 +150,30 @@ fn rhythm(through: &[f64], cycle: usize) -> Option<f64> {
     Some((through[last] - through[last - length]) / length as f64)
 }
 
-fn summary(schedule: &Schedule, evaluation: &Evaluation, trace: &Trace, period: f64) -> Prediction {
-    let busy: Vec<f64> = schedule
-        .roles
-        .iter()
-        .map(|role| {
-            let loads = evaluation.stages[role.stage].loads;
-            if period > 0.0 {
-                loads.device() / period
-            } else {
-                1.0
-            }
-        })
-        .collect();
-    let memory = schedule
-        .roles
-        .iter()
-        .map(|role| {
-            let shape = schedule.stages[role.stage];
-            evaluation.stages[role.stage]
-                .sums
-                .memory(shape.replicas, shape.depth, shape.delay)
-        })
-        .collect();
+fn summary(
+    evaluation: &Evaluation,
+    shapes: &[StageShape],
+    trace: Option<&Trace>,
+    period: f64,
+) -> Prediction {
+    let mut busy = Vec::new();
+    let mut memory = Vec::new();
+    for (e, shape) in evaluation.stages.iter().zip(shapes) {
+        let share = if period > 0.0 {
+            e.loads.device() / period
+        } else {
+            1.0
+        };
+        let bytes = e.sums.memory(shape.replicas, shape.depth, shape.delay);
+        busy.extend(std::iter::repeat_n(share, shape.replicas));
+        memory.extend(std::iter::repeat_n(bytes, shape.replicas));
+    }
     let mean = busy.iter().sum::<f64>() / busy.len() as f64;
     Prediction {
         period,
-        fill: trace.through.first().copied().unwrap_or(0.0),
-        drain: trace.end - trace.last_first_stage_forward,
+        simulated: trace.is_some(),
+        fill: trace.map_or(0.0, |t| t.through.first().copied().unwrap_or(0.0)),
+        drain: trace.map_or(0.0, |t| t.end - t.last_first_stage_forward),
         bubble_share: (1.0 - mean).max(0.0),
         busy,
         memory,
