@@ -6,8 +6,9 @@
 //! the input `turned(F) Q`, Q being the patches of G, for strides of 1, and otherwise `transpose(F) G`
 //! added back to where the patches came from.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
+use super::arch;
 use super::block::Block;
 use super::matmul::{K_BLOCK, M_BLOCK, Product};
 use super::pack::{Matrix, Panels, copy, pack_panels};
@@ -25,7 +26,7 @@ const PANELS: usize = 4;
 /// If a slice's length does not fit the sizes.
 pub fn forward(p: &Conv, input: &[f32], filter: &[f32], bias: Option<&[f32]>, output: &mut [f32]) {
     let geometry = Geometry::forward(&p.window);
-    Arch::new().dispatch(Forward {
+    arch().dispatch(Forward {
         geometry,
         batch: p.batch,
         groups: p.groups,
@@ -46,7 +47,7 @@ pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f
     let (to, from) = (p.in_channels / p.groups, p.out_channels / p.groups);
     let taps = p.window.kernel[0] * p.window.kernel[1];
     if p.window.strides != [1, 1] {
-        Arch::new().dispatch(Scatter {
+        arch().dispatch(Scatter {
             p,
             filter,
             grad,
@@ -69,7 +70,7 @@ pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f
                 }
             }
         }
-        Arch::new().dispatch(Forward {
+        arch().dispatch(Forward {
             geometry: Geometry::turned(&p.window),
             batch: p.batch,
             groups: p.groups,
@@ -88,7 +89,7 @@ pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f
 /// # Panics
 /// If a slice's length does not fit the sizes.
 pub fn backward_filter(p: &Conv, input: &[f32], grad: &[f32], filter_grad: &mut [f32]) {
-    Arch::new().dispatch(Filter {
+    arch().dispatch(Filter {
         p,
         input,
         grad,
@@ -441,7 +442,7 @@ fn reach(g: &Geometry, axis: usize, tap: usize) -> (usize, usize, isize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::kernels::testing::{assert_close, values};
+    use crate::device::cpu::kernels::testing::{assert_close, on_every_arch, values};
     use crate::device::cpu::reference::matrix;
     use crate::device::params::Window;
 
@@ -508,70 +509,72 @@ mod tests {
 
     #[test]
     fn convolutions_of_all_kinds() {
-        let none = ([0, 0], [0, 0]);
-        let same = ([1, 1], [1, 1]);
-        for p in [
-            conv(
-                2,
-                (1, 6),
-                1,
-                [28, 28],
-                [5, 5],
-                [1, 1],
-                [1, 1],
-                ([2, 2], [2, 2]),
-            ),
-            conv(3, (6, 16), 1, [14, 14], [5, 5], [1, 1], [1, 1], none),
-            conv(1, (64, 12), 1, [9, 11], [3, 3], [1, 1], [1, 1], same),
-            conv(7, (3, 5), 1, [7, 7], [3, 3], [1, 1], [1, 1], same),
-            conv(2, (5, 9), 1, [8, 6], [1, 1], [1, 1], [1, 1], none),
-            conv(2, (5, 9), 1, [8, 7], [1, 1], [2, 2], [1, 1], none),
-            conv(
-                2,
-                (3, 8),
-                1,
-                [23, 21],
-                [7, 7],
-                [2, 2],
-                [1, 1],
-                ([3, 3], [3, 3]),
-            ),
-            conv(2, (4, 6), 2, [9, 9], [3, 3], [2, 1], [1, 1], same),
-            conv(2, (6, 6), 6, [9, 9], [3, 3], [1, 1], [1, 1], same),
-            conv(
-                1,
-                (2, 3),
-                1,
-                [12, 13],
-                [3, 2],
-                [1, 1],
-                [2, 3],
-                ([2, 0], [1, 4]),
-            ),
-            conv(
-                1,
-                (2, 3),
-                1,
-                [5, 5],
-                [2, 2],
-                [1, 1],
-                [1, 1],
-                ([3, 3], [2, 2]),
-            ),
-            conv(
-                1,
-                (2, 3),
-                1,
-                [40, 1],
-                [3, 1],
-                [3, 1],
-                [1, 1],
-                ([1, 0], [2, 0]),
-            ),
-            conv(1, (130, 130), 1, [4, 4], [3, 3], [1, 1], [1, 1], same),
-            conv(1, (1, 1), 1, [30, 60], [3, 3], [1, 1], [1, 1], same),
-        ] {
-            check(&p);
-        }
+        on_every_arch(|| {
+            let none = ([0, 0], [0, 0]);
+            let same = ([1, 1], [1, 1]);
+            for p in [
+                conv(
+                    2,
+                    (1, 6),
+                    1,
+                    [28, 28],
+                    [5, 5],
+                    [1, 1],
+                    [1, 1],
+                    ([2, 2], [2, 2]),
+                ),
+                conv(3, (6, 16), 1, [14, 14], [5, 5], [1, 1], [1, 1], none),
+                conv(1, (64, 12), 1, [9, 11], [3, 3], [1, 1], [1, 1], same),
+                conv(7, (3, 5), 1, [7, 7], [3, 3], [1, 1], [1, 1], same),
+                conv(2, (5, 9), 1, [8, 6], [1, 1], [1, 1], [1, 1], none),
+                conv(2, (5, 9), 1, [8, 7], [1, 1], [2, 2], [1, 1], none),
+                conv(
+                    2,
+                    (3, 8),
+                    1,
+                    [23, 21],
+                    [7, 7],
+                    [2, 2],
+                    [1, 1],
+                    ([3, 3], [3, 3]),
+                ),
+                conv(2, (4, 6), 2, [9, 9], [3, 3], [2, 1], [1, 1], same),
+                conv(2, (6, 6), 6, [9, 9], [3, 3], [1, 1], [1, 1], same),
+                conv(
+                    1,
+                    (2, 3),
+                    1,
+                    [12, 13],
+                    [3, 2],
+                    [1, 1],
+                    [2, 3],
+                    ([2, 0], [1, 4]),
+                ),
+                conv(
+                    1,
+                    (2, 3),
+                    1,
+                    [5, 5],
+                    [2, 2],
+                    [1, 1],
+                    [1, 1],
+                    ([3, 3], [2, 2]),
+                ),
+                conv(
+                    1,
+                    (2, 3),
+                    1,
+                    [40, 1],
+                    [3, 1],
+                    [3, 1],
+                    [1, 1],
+                    ([1, 0], [2, 0]),
+                ),
+                conv(1, (130, 130), 1, [4, 4], [3, 3], [1, 1], [1, 1], same),
+                conv(1, (1, 1), 1, [30, 60], [3, 3], [1, 1], [1, 1], same),
+            ] {
+                check(&p);
+            }
+        });
     }
 }

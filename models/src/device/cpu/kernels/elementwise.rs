@@ -3,10 +3,7 @@
 //! Plain loops, compiled once per instruction set by `pulp`'s dispatch; what decides is chosen outside of
 //! them.
 
-use pulp::Arch;
-
-use super::math;
-use super::sum;
+use super::{arch, math, sum};
 use crate::device::params::{AdamStep, SgdStep, Unary};
 
 /// `x <- op(x)`.
@@ -25,7 +22,7 @@ pub fn unary(op: Unary, x: &mut [f32]) {
 }
 
 fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || x.iter_mut().for_each(|x| *x = f(*x)),
     );
@@ -50,7 +47,7 @@ pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
 
 /// `a <- f(a, b)`.
 pub fn each_with<T: Copy>(a: &mut [T], b: &[T], f: impl Fn(T, T) -> T) {
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || a.iter_mut().zip(b).for_each(|(a, &b)| *a = f(*a, b)),
     );
@@ -66,7 +63,7 @@ pub fn broadcast<T: Copy>(
 ) {
     let axes = Axes::new(shape, [a_strides, b_strides]);
     let &[a_step, b_step] = &axes.inner_strides;
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             axes.for_each_run(|[a0, b0], out0, n| {
@@ -105,7 +102,7 @@ pub fn broadcast<T: Copy>(
 pub fn reduce(shape: &[usize], x: &[f32], strides: &[usize], factor: f32, out: &mut [f32]) {
     let axes = Axes::new(shape, [strides]);
     let mut sums = vec![0f64; out.len()];
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             axes.for_each_run(|[o], x0, n| {
@@ -183,7 +180,7 @@ impl<const N: usize> Axes<N> {
 
 /// `x <- x * factor` where the mask is 1, else 0.
 pub fn apply_mask(x: &mut [f32], mask: &[u8], factor: f32) {
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             for (x, &mask) in x.iter_mut().zip(mask) {
@@ -201,7 +198,7 @@ pub fn sgd(
     velocity: Option<&mut [f32]>,
     first: bool,
 ) {
-    let arch = Arch::new();
+    let arch = arch();
     let Some(velocity) = velocity else {
         arch.dispatch(
             #[inline(always)]
@@ -241,7 +238,7 @@ pub fn adam(s: AdamStep, weight: &mut [f32], grad: &[f32], first: &mut [f32], se
     } else {
         (1.0, s.weight_decay)
     };
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             for (((w, &g), m), v) in weight.iter_mut().zip(grad).zip(first).zip(second) {
@@ -257,79 +254,85 @@ pub fn adam(s: AdamStep, weight: &mut [f32], grad: &[f32], first: &mut [f32], se
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::kernels::testing::{assert_close, values};
+    use crate::device::cpu::kernels::testing::{assert_close, on_every_arch, values};
     use crate::device::cpu::reference::elementwise as plain;
     use crate::shape;
 
     #[test]
     fn functions() {
-        let clip = Unary::Clip {
-            low: -0.2,
-            high: 0.3,
-        };
-        for op in [
-            Unary::Relu,
-            Unary::Sigmoid,
-            Unary::Tanh,
-            clip,
-            Unary::Scale(3.0),
-        ] {
-            let x = values(1003, 1);
-            let (mut actual, mut expected) = (x.clone(), x.clone());
-            unary(op, &mut actual);
-            plain::unary(op, &mut expected);
-            assert_close(&format!("{op:?}"), &actual, &expected, 1e-6);
-            let (mut actual, mut expected) = (values(1003, 2), values(1003, 2));
-            unary_backward(op, &x, &mut actual);
-            plain::unary_backward(op, &x, &mut expected);
-            assert_close(&format!("backward of {op:?}"), &actual, &expected, 1e-6);
-        }
-        let mut x = [f32::NAN, -1.0];
-        unary(Unary::Relu, &mut x);
-        assert!(x[0].is_nan() && x[1] == 0.0);
+        on_every_arch(|| {
+            let clip = Unary::Clip {
+                low: -0.2,
+                high: 0.3,
+            };
+            for op in [
+                Unary::Relu,
+                Unary::Sigmoid,
+                Unary::Tanh,
+                clip,
+                Unary::Scale(3.0),
+            ] {
+                let x = values(1003, 1);
+                let (mut actual, mut expected) = (x.clone(), x.clone());
+                unary(op, &mut actual);
+                plain::unary(op, &mut expected);
+                assert_close(&format!("{op:?}"), &actual, &expected, 1e-6);
+                let (mut actual, mut expected) = (values(1003, 2), values(1003, 2));
+                unary_backward(op, &x, &mut actual);
+                plain::unary_backward(op, &x, &mut expected);
+                assert_close(&format!("backward of {op:?}"), &actual, &expected, 1e-6);
+            }
+            let mut x = [f32::NAN, -1.0];
+            unary(Unary::Relu, &mut x);
+            assert!(x[0].is_nan() && x[1] == 0.0);
+        });
     }
 
     #[test]
     fn broadcasting() {
-        for (a, b) in [
-            (vec![2, 3, 4], vec![2, 3, 4]),
-            (vec![2, 3, 4], vec![4]),
-            (vec![2, 3, 4], vec![3, 1]),
-            (vec![2, 1, 4], vec![3, 1]),
-            (vec![1], vec![5, 2]),
-            (vec![2, 3, 1, 1], vec![2, 1, 5, 7]),
-            (vec![], vec![]),
-        ] {
-            let shape = shape::broadcast(&a, &b).unwrap();
-            let n = shape.iter().product();
-            let (x, y) = (values(a.iter().product(), 1), values(b.iter().product(), 2));
-            let x = (&x[..], &shape::broadcast_strides(&a, &shape)[..]);
-            let y = (&y[..], &shape::broadcast_strides(&b, &shape)[..]);
-            let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
-            broadcast(&shape, x, y, &mut actual, |x, y| x - y);
-            plain::broadcast(&shape, x, y, &mut expected, |x, y| x - y);
-            assert_eq!(actual, expected, "{a:?} - {b:?}");
-        }
+        on_every_arch(|| {
+            for (a, b) in [
+                (vec![2, 3, 4], vec![2, 3, 4]),
+                (vec![2, 3, 4], vec![4]),
+                (vec![2, 3, 4], vec![3, 1]),
+                (vec![2, 1, 4], vec![3, 1]),
+                (vec![1], vec![5, 2]),
+                (vec![2, 3, 1, 1], vec![2, 1, 5, 7]),
+                (vec![], vec![]),
+            ] {
+                let shape = shape::broadcast(&a, &b).unwrap();
+                let n = shape.iter().product();
+                let (x, y) = (values(a.iter().product(), 1), values(b.iter().product(), 2));
+                let x = (&x[..], &shape::broadcast_strides(&a, &shape)[..]);
+                let y = (&y[..], &shape::broadcast_strides(&b, &shape)[..]);
+                let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
+                broadcast(&shape, x, y, &mut actual, |x, y| x - y);
+                plain::broadcast(&shape, x, y, &mut expected, |x, y| x - y);
+                assert_eq!(actual, expected, "{a:?} - {b:?}");
+            }
+        });
     }
 
     #[test]
     fn reductions() {
-        let shape = [3, 5, 2, 67];
-        let x = values(shape.iter().product(), 1);
-        for kept in [
-            [3, 5, 2, 67],
-            [1, 5, 1, 1],
-            [3, 1, 2, 1],
-            [1, 1, 1, 67],
-            [1, 1, 1, 1],
-            [3, 1, 1, 67],
-        ] {
-            let strides = shape::broadcast_strides(&kept, &shape);
-            let n = kept.iter().product();
-            let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
-            reduce(&shape, &x, &strides, 0.5, &mut actual);
-            plain::reduce(&shape, &x, &strides, 0.5, &mut expected);
-            assert_close(&format!("to {kept:?}"), &actual, &expected, 1e-6);
-        }
+        on_every_arch(|| {
+            let shape = [3, 5, 2, 67];
+            let x = values(shape.iter().product(), 1);
+            for kept in [
+                [3, 5, 2, 67],
+                [1, 5, 1, 1],
+                [3, 1, 2, 1],
+                [1, 1, 1, 67],
+                [1, 1, 1, 1],
+                [3, 1, 1, 67],
+            ] {
+                let strides = shape::broadcast_strides(&kept, &shape);
+                let n = kept.iter().product();
+                let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
+                reduce(&shape, &x, &strides, 0.5, &mut actual);
+                plain::reduce(&shape, &x, &strides, 0.5, &mut expected);
+                assert_close(&format!("to {kept:?}"), &actual, &expected, 1e-6);
+            }
+        });
     }
 }

@@ -4,8 +4,9 @@
 //! place; the block of A and the panels in work share the second cache level (Goto and van de Geijn,
 //! "Anatomy of High-Performance Matrix Multiplication", 2008).
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
+use super::arch;
 use super::block::Block;
 use super::pack::{Matrix, copy, pack_panels};
 use super::scratch;
@@ -34,7 +35,7 @@ pub fn gemm(p: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
     if p.beta != 1.0 && p.beta != 0.0 {
         c.iter_mut().for_each(|c| *c *= p.beta);
     }
-    let arch = Arch::new();
+    let arch = arch();
     for (c, &(a_offset, b_offset)) in c.chunks_exact_mut(p.m * p.n).zip(&p.offsets) {
         let (a, b) = (&a[a_offset..][..p.m * p.k], &b[b_offset..][..p.k * p.n]);
         let a = Matrix {
@@ -229,7 +230,7 @@ impl Product {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::kernels::testing::{assert_close, values};
+    use crate::device::cpu::kernels::testing::{assert_close, on_every_arch, values};
     use crate::device::cpu::reference::matrix;
 
     fn check(p: &Gemm) {
@@ -245,56 +246,62 @@ mod tests {
 
     #[test]
     fn products_of_all_layouts_and_edges() {
-        let sizes = [
-            (1, 1, 1),
-            (1, 10, 84),
-            (8, 48, 16),
-            (9, 49, 17),
-            (3, 200, 600),
-            (32, 10, 1100),
-            (32, 130, 1500),
-            (130, 50, 7),
-            (131, 1030, 5),
-            (5, 7, 0),
-        ];
-        for (m, n, k) in sizes {
-            for (transpose_a, transpose_b) in
-                [(false, false), (false, true), (true, false), (true, true)]
-            {
-                for (alpha, beta) in [(1.0, 0.0), (0.5, 1.0), (2.0, -0.5)] {
-                    check(&Gemm {
-                        transpose_a,
-                        transpose_b,
-                        alpha,
-                        beta,
-                        ..Gemm::new(m, n, k)
-                    });
+        on_every_arch(|| {
+            let sizes = [
+                (1, 1, 1),
+                (1, 10, 84),
+                (8, 48, 16),
+                (9, 49, 17),
+                (3, 200, 600),
+                (32, 10, 1100),
+                (32, 130, 1500),
+                (130, 50, 7),
+                (131, 1030, 5),
+                (5, 7, 0),
+            ];
+            for (m, n, k) in sizes {
+                for (transpose_a, transpose_b) in
+                    [(false, false), (false, true), (true, false), (true, true)]
+                {
+                    for (alpha, beta) in [(1.0, 0.0), (0.5, 1.0), (2.0, -0.5)] {
+                        check(&Gemm {
+                            transpose_a,
+                            transpose_b,
+                            alpha,
+                            beta,
+                            ..Gemm::new(m, n, k)
+                        });
+                    }
                 }
             }
-        }
+        });
     }
 
     #[test]
     fn a_batch_takes_each_product_from_its_offsets() {
-        let (m, n, k) = (5, 6, 7);
-        let offsets = vec![(m * k, 0), (0, k * n)];
-        check(&Gemm {
-            offsets,
-            ..Gemm::new(m, n, k)
+        on_every_arch(|| {
+            let (m, n, k) = (5, 6, 7);
+            let offsets = vec![(m * k, 0), (0, k * n)];
+            check(&Gemm {
+                offsets,
+                ..Gemm::new(m, n, k)
+            });
         });
     }
 
     #[test]
     fn a_result_larger_than_the_caches_is_whole() {
-        let (m, n) = (2048, LARGE / 2048 / 4 + 16);
-        let p = Gemm::new(m, n, 1);
-        let a: Vec<f32> = (0..m).map(|i| i as f32).collect();
-        let b: Vec<f32> = (0..n).map(|j| (j % 7) as f32).collect();
-        let mut c = vec![f32::NAN; m * n + 16];
-        let first = c.as_ptr().align_offset(64);
-        let c = &mut c[first..][..m * n];
-        gemm(&p, &a, &b, c);
-        let right = c.iter().enumerate().all(|(i, &c)| c == a[i / n] * b[i % n]);
-        assert!(right);
+        on_every_arch(|| {
+            let (m, n) = (2048, LARGE / 2048 / 4 + 16);
+            let p = Gemm::new(m, n, 1);
+            let a: Vec<f32> = (0..m).map(|i| i as f32).collect();
+            let b: Vec<f32> = (0..n).map(|j| (j % 7) as f32).collect();
+            let mut c = vec![f32::NAN; m * n + 16];
+            let first = c.as_ptr().align_offset(64);
+            let c = &mut c[first..][..m * n];
+            gemm(&p, &a, &b, c);
+            let right = c.iter().enumerate().all(|(i, &c)| c == a[i / n] * b[i % n]);
+            assert!(right);
+        });
     }
 }

@@ -21,9 +21,44 @@ mod scratch;
 mod sum;
 mod tile;
 
+/// The widest instruction set that this machine has and `pulp` knows.
+fn arch() -> pulp::Arch {
+    #[cfg(test)]
+    if let Some(arch) = testing::FORCED.get() {
+        return arch;
+    }
+    pulp::Arch::new()
+}
+
 #[cfg(test)]
 mod testing {
     //! What the tests of several kernels need.
+
+    use std::cell::Cell;
+
+    use pulp::Arch;
+
+    thread_local! {
+        /// What [`super::arch`] answers on this thread.
+        pub static FORCED: Cell<Option<Arch>> = const { Cell::new(None) };
+    }
+
+    /// Calls `f` once per instruction set that this machine can run.
+    pub fn on_every_arch(f: impl Fn()) {
+        let mut all = vec![Arch::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(pulp::x86::V3::try_new().map(Arch::V3));
+            all.extend(pulp::x86::V4::try_new().map(Arch::V4));
+        }
+        #[cfg(target_arch = "aarch64")]
+        all.push(Arch::new());
+        for arch in all {
+            FORCED.set(Some(arch));
+            f();
+            FORCED.set(None);
+        }
+    }
 
     /// `n` repeatable values in -0.5..0.5.
     pub fn values(n: usize, seed: u32) -> Vec<f32> {

@@ -3,9 +3,7 @@
 //! Batch norm goes channel by channel: one channel of a whole minibatch usually fits the second cache
 //! level, so the statistics and the normalisation read memory once.
 
-use pulp::Arch;
-
-use super::{math, sum};
+use super::{arch, math, sum};
 use crate::device::params::Axis;
 
 /// Where the runs of a channel begin in `[outer, len, inner]`.
@@ -40,7 +38,7 @@ pub fn batch_norm(
         inv_std,
     } = statistics;
     let count = (axis.outer * axis.inner) as f64;
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             for c in 0..axis.len {
@@ -73,7 +71,7 @@ pub fn normalize(
     scale: &[f32],
     bias: &[f32],
 ) {
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             for (run, x) in x.chunks_exact_mut(axis.inner.max(1)).enumerate() {
@@ -100,7 +98,7 @@ pub fn batch_norm_backward(
     bias_grad: &mut [f32],
 ) {
     let count = (axis.outer * axis.inner) as f64;
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             for c in 0..axis.len {
@@ -137,7 +135,7 @@ pub fn batch_norm_backward(
 
 /// Softmax or its logarithm along the last axis (`axis.inner` is 1), in place.
 pub fn softmax(axis: Axis, x: &mut [f32], log: bool) {
-    Arch::new().dispatch(
+    arch().dispatch(
         #[inline(always)]
         || {
             for line in x.chunks_exact_mut(axis.len) {
@@ -159,7 +157,7 @@ pub fn softmax(axis: Axis, x: &mut [f32], log: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::kernels::testing::{assert_close, values};
+    use crate::device::cpu::kernels::testing::{assert_close, on_every_arch, values};
     use crate::device::cpu::reference::norm as plain;
 
     const AXES: [Axis; 4] = [
@@ -187,88 +185,93 @@ mod tests {
 
     #[test]
     fn batch_norm_forward_and_backward() {
-        for axis in AXES {
-            let (n, c) = (axis.outer * axis.len * axis.inner, axis.len);
-            // A mean far from 0 shows what cancels.
-            let x: Vec<f32> = values(n, 1).iter().map(|x| x + 30.0).collect();
-            let (scale, bias) = (values(c, 2), values(c, 3));
-            let [mut mean, mut variance, mut inv_std] = [vec![0.0; c], vec![0.0; c], vec![0.0; c]];
-            let mut output = vec![0.0; n];
-            let statistics = Statistics {
-                mean: &mut mean,
-                variance: &mut variance,
-                inv_std: &mut inv_std,
-            };
-            batch_norm(axis, &x, &scale, &bias, 1e-5, statistics, &mut output);
-            let (mut plain_mean, mut plain_variance) = (vec![0.0; c], vec![0.0; c]);
-            plain::moments(axis, &x, &mut plain_mean, &mut plain_variance);
-            assert_close("mean", &mean, &plain_mean, 1e-6);
-            assert_close("variance", &variance, &plain_variance, 1e-6);
-            let mut expected = x.clone();
-            plain::normalize(axis, &mut expected, &mean, &inv_std, &scale, &bias);
-            assert_close("output", &output, &expected, 1e-5);
-            let mut actual = x.clone();
-            normalize(axis, &mut actual, &mean, &inv_std, &scale, &bias);
-            assert_close("normalize", &actual, &expected, 1e-5);
+        on_every_arch(|| {
+            for axis in AXES {
+                let (n, c) = (axis.outer * axis.len * axis.inner, axis.len);
+                // A mean far from 0 shows what cancels.
+                let x: Vec<f32> = values(n, 1).iter().map(|x| x + 30.0).collect();
+                let (scale, bias) = (values(c, 2), values(c, 3));
+                let [mut mean, mut variance, mut inv_std] =
+                    [vec![0.0; c], vec![0.0; c], vec![0.0; c]];
+                let mut output = vec![0.0; n];
+                let statistics = Statistics {
+                    mean: &mut mean,
+                    variance: &mut variance,
+                    inv_std: &mut inv_std,
+                };
+                batch_norm(axis, &x, &scale, &bias, 1e-5, statistics, &mut output);
+                let (mut plain_mean, mut plain_variance) = (vec![0.0; c], vec![0.0; c]);
+                plain::moments(axis, &x, &mut plain_mean, &mut plain_variance);
+                assert_close("mean", &mean, &plain_mean, 1e-6);
+                assert_close("variance", &variance, &plain_variance, 1e-6);
+                let mut expected = x.clone();
+                plain::normalize(axis, &mut expected, &mean, &inv_std, &scale, &bias);
+                assert_close("output", &output, &expected, 1e-5);
+                let mut actual = x.clone();
+                normalize(axis, &mut actual, &mean, &inv_std, &scale, &bias);
+                assert_close("normalize", &actual, &expected, 1e-5);
 
-            for statistics in [true, false] {
-                let grad = values(n, 4);
-                let [mut scale_grad, mut bias_grad] = [vec![0.0; c], vec![0.0; c]];
-                let mut actual = grad.clone();
-                batch_norm_backward(
-                    axis,
-                    &x,
-                    &mut actual,
-                    &mean,
-                    &inv_std,
-                    &scale,
-                    statistics,
-                    &mut scale_grad,
-                    &mut bias_grad,
-                );
-                let [mut plain_scale, mut plain_bias] = [vec![0.0; c], vec![0.0; c]];
-                plain::normalize_backward_parameters(
-                    axis,
-                    &x,
-                    &grad,
-                    &mean,
-                    &inv_std,
-                    &mut plain_scale,
-                    &mut plain_bias,
-                );
-                assert_close("scale", &scale_grad, &plain_scale, 1e-5);
-                assert_close("bias", &bias_grad, &plain_bias, 1e-5);
-                let mut expected = grad.clone();
-                let sums = statistics.then_some((&plain_scale[..], &plain_bias[..]));
-                plain::normalize_backward_input(
-                    axis,
-                    &x,
-                    &mut expected,
-                    &mean,
-                    &inv_std,
-                    &scale,
-                    sums,
-                );
-                assert_close("input", &actual, &expected, 1e-5);
+                for statistics in [true, false] {
+                    let grad = values(n, 4);
+                    let [mut scale_grad, mut bias_grad] = [vec![0.0; c], vec![0.0; c]];
+                    let mut actual = grad.clone();
+                    batch_norm_backward(
+                        axis,
+                        &x,
+                        &mut actual,
+                        &mean,
+                        &inv_std,
+                        &scale,
+                        statistics,
+                        &mut scale_grad,
+                        &mut bias_grad,
+                    );
+                    let [mut plain_scale, mut plain_bias] = [vec![0.0; c], vec![0.0; c]];
+                    plain::normalize_backward_parameters(
+                        axis,
+                        &x,
+                        &grad,
+                        &mean,
+                        &inv_std,
+                        &mut plain_scale,
+                        &mut plain_bias,
+                    );
+                    assert_close("scale", &scale_grad, &plain_scale, 1e-5);
+                    assert_close("bias", &bias_grad, &plain_bias, 1e-5);
+                    let mut expected = grad.clone();
+                    let sums = statistics.then_some((&plain_scale[..], &plain_bias[..]));
+                    plain::normalize_backward_input(
+                        axis,
+                        &x,
+                        &mut expected,
+                        &mean,
+                        &inv_std,
+                        &scale,
+                        sums,
+                    );
+                    assert_close("input", &actual, &expected, 1e-5);
+                }
             }
-        }
+        });
     }
 
     #[test]
     fn softmax_of_long_and_short_lines() {
-        for (outer, len) in [(7, 10), (2, 1000), (3, 1)] {
-            let axis = Axis {
-                outer,
-                len,
-                inner: 1,
-            };
-            for log in [false, true] {
-                let x: Vec<f32> = values(outer * len, 1).iter().map(|x| x * 40.0).collect();
-                let (mut actual, mut expected) = (x.clone(), x);
-                softmax(axis, &mut actual, log);
-                plain::softmax(axis, &mut expected, log);
-                assert_close("softmax", &actual, &expected, 1e-6);
+        on_every_arch(|| {
+            for (outer, len) in [(7, 10), (2, 1000), (3, 1)] {
+                let axis = Axis {
+                    outer,
+                    len,
+                    inner: 1,
+                };
+                for log in [false, true] {
+                    let x: Vec<f32> = values(outer * len, 1).iter().map(|x| x * 40.0).collect();
+                    let (mut actual, mut expected) = (x.clone(), x);
+                    softmax(axis, &mut actual, log);
+                    plain::softmax(axis, &mut expected, log);
+                    assert_close("softmax", &actual, &expected, 1e-6);
+                }
             }
-        }
+        });
     }
 }
