@@ -134,7 +134,7 @@ impl Device for CpuDevice {
             Some(c) => self.owned(c).into_shape(&shape),
             None => self.floats(&shape),
         };
-        matmul::gemm(p, a.f32s(), b.f32s(), out(&mut c));
+        matmul::gemm(p, self.threads, a.f32s(), b.f32s(), out(&mut c));
         c
     }
 
@@ -143,6 +143,7 @@ impl Device for CpuDevice {
         let mut output = self.floats(&[p.batch, p.out_channels, h, w]);
         conv::forward(
             p,
+            self.threads,
             input.f32s(),
             filter.f32s(),
             bias.map(Tensor::f32s),
@@ -154,14 +155,26 @@ impl Device for CpuDevice {
     fn conv_backward_data(&self, p: &Conv, filter: &Tensor, grad: &Tensor) -> Tensor {
         let [h, w] = p.window.input;
         let mut input_grad = self.floats(&[p.batch, p.in_channels, h, w]);
-        conv::backward_data(p, filter.f32s(), grad.f32s(), out(&mut input_grad));
+        conv::backward_data(
+            p,
+            self.threads,
+            filter.f32s(),
+            grad.f32s(),
+            out(&mut input_grad),
+        );
         input_grad
     }
 
     fn conv_backward_filter(&self, p: &Conv, input: &Tensor, grad: &Tensor) -> Tensor {
         let [h, w] = p.window.kernel;
         let mut filter_grad = self.floats(&[p.out_channels, p.in_channels / p.groups, h, w]);
-        conv::backward_filter(p, input.f32s(), grad.f32s(), out(&mut filter_grad));
+        conv::backward_filter(
+            p,
+            self.threads,
+            input.f32s(),
+            grad.f32s(),
+            out(&mut filter_grad),
+        );
         filter_grad
     }
 

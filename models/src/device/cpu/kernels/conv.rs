@@ -6,6 +6,8 @@
 //! the input `turned(F) Q`, Q being the patches of G, for strides of 1, and otherwise `transpose(F) G`
 //! added back to where the patches came from.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 
 use super::arch;
@@ -13,8 +15,8 @@ use super::block::Block;
 use super::matmul::{K_BLOCK, M_BLOCK, Product};
 use super::pack::{Matrix, Panels, copy, pack_panels};
 use super::patches::{Geometry, Layout, Patches};
-use super::scratch;
 use super::tile::{Start, VECTORS};
+use super::{parallel, scratch};
 use crate::device::params::Conv;
 
 /// Panels of patches in work at a time.
@@ -24,18 +26,27 @@ const PANELS: usize = 4;
 ///
 /// # Panics
 /// If a slice's length does not fit the sizes.
-pub fn forward(p: &Conv, input: &[f32], filter: &[f32], bias: Option<&[f32]>, output: &mut [f32]) {
-    let geometry = Geometry::forward(&p.window);
-    arch().dispatch(Forward {
-        geometry,
-        batch: p.batch,
-        groups: p.groups,
-        from_channels: p.in_channels / p.groups,
-        to_channels: p.out_channels / p.groups,
-        input,
-        filter,
-        bias,
-        output,
+pub fn forward(
+    p: &Conv,
+    threads: usize,
+    input: &[f32],
+    filter: &[f32],
+    bias: Option<&[f32]>,
+    output: &mut [f32],
+) {
+    let arch = arch();
+    by_samples(p, threads, input, output, |batch, input, output| {
+        arch.dispatch(Forward {
+            geometry: Geometry::forward(&p.window),
+            batch,
+            groups: p.groups,
+            from_channels: p.in_channels / p.groups,
+            to_channels: p.out_channels / p.groups,
+            input,
+            filter,
+            bias,
+            output,
+        });
     });
 }
 
@@ -43,43 +54,41 @@ pub fn forward(p: &Conv, input: &[f32], filter: &[f32], bias: Option<&[f32]>, ou
 ///
 /// # Panics
 /// If a slice's length does not fit the sizes.
-pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f32]) {
-    let (to, from) = (p.in_channels / p.groups, p.out_channels / p.groups);
-    let taps = p.window.kernel[0] * p.window.kernel[1];
+pub fn backward_data(
+    p: &Conv,
+    threads: usize,
+    filter: &[f32],
+    grad: &[f32],
+    input_grad: &mut [f32],
+) {
+    let arch = arch();
     if p.window.strides != [1, 1] {
-        arch().dispatch(Scatter {
-            p,
-            filter,
-            grad,
-            input_grad,
+        by_samples(p, threads, grad, input_grad, |batch, grad, input_grad| {
+            let p = &Conv { batch, ..*p };
+            arch.dispatch(Scatter {
+                p,
+                filter,
+                grad,
+                input_grad,
+            });
         });
         return;
     }
     scratch::with(filter.len(), |turned| {
-        for (turned, filter) in turned
-            .chunks_exact_mut(to * from * taps)
-            .zip(filter.chunks_exact(to * from * taps))
-        {
-            for (t, turned) in turned.chunks_exact_mut(from * taps).enumerate() {
-                for (f, turned) in turned.chunks_exact_mut(taps).enumerate() {
-                    let taps_of = &filter[(f * to + t) * taps..][..taps];
-                    turned
-                        .iter_mut()
-                        .zip(taps_of.iter().rev())
-                        .for_each(|(to, &from)| *to = from);
-                }
-            }
-        }
-        arch().dispatch(Forward {
-            geometry: Geometry::turned(&p.window),
-            batch: p.batch,
-            groups: p.groups,
-            from_channels: from,
-            to_channels: to,
-            input: grad,
-            filter: turned,
-            bias: None,
-            output: input_grad,
+        turn(p, filter, turned);
+        let turned = &*turned;
+        by_samples(p, threads, grad, input_grad, |batch, grad, input_grad| {
+            arch.dispatch(Forward {
+                geometry: Geometry::turned(&p.window),
+                batch,
+                groups: p.groups,
+                from_channels: p.out_channels / p.groups,
+                to_channels: p.in_channels / p.groups,
+                input: grad,
+                filter: turned,
+                bias: None,
+                output: input_grad,
+            });
         });
     });
 }
@@ -88,13 +97,93 @@ pub fn backward_data(p: &Conv, filter: &[f32], grad: &[f32], input_grad: &mut [f
 ///
 /// # Panics
 /// If a slice's length does not fit the sizes.
-pub fn backward_filter(p: &Conv, input: &[f32], grad: &[f32], filter_grad: &mut [f32]) {
-    arch().dispatch(Filter {
-        p,
-        input,
-        grad,
-        filter_grad,
+pub fn backward_filter(
+    p: &Conv,
+    threads: usize,
+    input: &[f32],
+    grad: &[f32],
+    filter_grad: &mut [f32],
+) {
+    let arch = arch();
+    let batches = batches(p, threads);
+    // The first thread's sum goes where the result belongs, the others' are added to it.
+    let len = filter_grad.len();
+    let mut others = vec![0.0; (batches.len() - 1) * len];
+    let sums = std::iter::once(&mut *filter_grad).chain(others.chunks_exact_mut(len.max(1)));
+    let (image, result) = (input.len() / p.batch.max(1), grad.len() / p.batch.max(1));
+    parallel::each(batches.into_iter().zip(sums), |(samples, filter_grad)| {
+        let p = &Conv {
+            batch: samples.len(),
+            ..*p
+        };
+        let input = &input[samples.start * image..samples.end * image];
+        let grad = &grad[samples.start * result..samples.end * result];
+        arch.dispatch(Filter {
+            p,
+            input,
+            grad,
+            filter_grad,
+        });
     });
+    for other in others.chunks_exact(len.max(1)) {
+        filter_grad
+            .iter_mut()
+            .zip(other)
+            .for_each(|(sum, other)| *sum += other);
+    }
+}
+
+/// The samples that each thread takes.
+fn batches(p: &Conv, threads: usize) -> Vec<Range<usize>> {
+    let taps = p.window.kernel[0] * p.window.kernel[1] * p.in_channels / p.groups;
+    let outputs = p.out_channels * p.window.output[0] * p.window.output[1];
+    let threads = parallel::useful(threads, p.batch * taps * outputs);
+    let step = p.batch.div_ceil(threads.get()).max(1);
+    let starts = (0..p.batch.max(1)).step_by(step);
+    starts
+        .map(|first| first..(first + step).min(p.batch))
+        .collect()
+}
+
+/// Calls `f(samples, their part of from, their part of to)` on as many threads as are of use.
+fn by_samples(
+    p: &Conv,
+    threads: usize,
+    from: &[f32],
+    to: &mut [f32],
+    f: impl Fn(usize, &[f32], &mut [f32]) + Sync,
+) {
+    let batches = batches(p, threads);
+    if batches.len() == 1 {
+        return f(p.batch, from, to);
+    }
+    let (from_len, to_len) = (from.len() / p.batch, to.len() / p.batch);
+    let step = batches[0].len();
+    let parts = batches
+        .iter()
+        .zip(from.chunks(step * from_len))
+        .zip(to.chunks_mut(step * to_len));
+    parallel::each(parts, |((samples, from), to)| f(samples.len(), from, to));
+}
+
+/// The filter with input and output channels exchanged and its taps in reverse.
+fn turn(p: &Conv, filter: &[f32], turned: &mut [f32]) {
+    let (to, from) = (p.in_channels / p.groups, p.out_channels / p.groups);
+    let taps = p.window.kernel[0] * p.window.kernel[1];
+    let groups = turned
+        .chunks_exact_mut(to * from * taps)
+        .zip(filter.chunks_exact(to * from * taps));
+    for (turned, filter) in groups {
+        for (t, turned) in turned.chunks_exact_mut(from * taps).enumerate() {
+            for (f, turned) in turned.chunks_exact_mut(taps).enumerate() {
+                let filter = &filter[(f * to + t) * taps..][..taps];
+                turned
+                    .iter_mut()
+                    .zip(filter.iter().rev())
+                    .for_each(|(to, &from)| *to = from);
+            }
+        }
+    }
 }
 
 struct Forward<'a> {
@@ -447,6 +536,10 @@ mod tests {
     use crate::device::params::Window;
 
     fn check(p: &Conv) {
+        check_on(p, 1);
+    }
+
+    fn check_on(p: &Conv, threads: usize) {
         let w = &p.window;
         let area = |extent: [usize; 2]| extent[0] * extent[1];
         let input = values(p.batch * p.in_channels * area(w.input), 1);
@@ -458,18 +551,18 @@ mod tests {
         let grad = values(p.batch * p.out_channels * area(w.output), 4);
 
         let (mut actual, mut expected) = (vec![f32::NAN; grad.len()], vec![f32::NAN; grad.len()]);
-        forward(p, &input, &filter, Some(&bias), &mut actual);
+        forward(p, threads, &input, &filter, Some(&bias), &mut actual);
         matrix::conv(p, &input, &filter, Some(&bias), &mut expected);
         assert_close(&format!("forward {p:?}"), &actual, &expected, 1e-5);
 
         let (mut actual, mut expected) = (vec![f32::NAN; input.len()], vec![f32::NAN; input.len()]);
-        backward_data(p, &filter, &grad, &mut actual);
+        backward_data(p, threads, &filter, &grad, &mut actual);
         matrix::conv_backward_data(p, &filter, &grad, &mut expected);
         assert_close(&format!("backward data {p:?}"), &actual, &expected, 1e-5);
 
         let (mut actual, mut expected) =
             (vec![f32::NAN; filter.len()], vec![f32::NAN; filter.len()]);
-        backward_filter(p, &input, &grad, &mut actual);
+        backward_filter(p, threads, &input, &grad, &mut actual);
         matrix::conv_backward_filter(p, &input, &grad, &mut expected);
         assert_close(&format!("backward filter {p:?}"), &actual, &expected, 1e-5);
     }
@@ -576,5 +669,16 @@ mod tests {
                 check(&p);
             }
         });
+    }
+
+    #[test]
+    fn threads_divide_the_samples() {
+        // Enough work for three threads, whose shares differ.
+        let same = ([1, 1], [1, 1]);
+        for strides in [[1, 1], [1, 2]] {
+            let p = conv(5, (28, 28), 1, [42, 42], [3, 3], strides, [1, 1], same);
+            assert_eq!(batches(&p, 3), [0..2, 2..4, 4..5]);
+            check_on(&p, 3);
+        }
     }
 }

@@ -9,8 +9,8 @@ use pulp::{Simd, WithSimd};
 use super::arch;
 use super::block::Block;
 use super::pack::{Matrix, copy, pack_panels};
-use super::scratch;
 use super::tile::{Start, VECTORS, fence};
+use super::{parallel, scratch};
 use crate::device::params::Gemm;
 
 /// Longest block of k: a full panel of it (48 columns) fills a tenth of a 1 MiB second cache level.
@@ -27,7 +27,7 @@ const LARGE: usize = 16 << 20;
 ///
 /// # Panics
 /// If a slice is too short for the sizes.
-pub fn gemm(p: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
+pub fn gemm(p: &Gemm, threads: usize, a: &[f32], b: &[f32], c: &mut [f32]) {
     if p.m * p.n == 0 {
         return;
     }
@@ -35,39 +35,52 @@ pub fn gemm(p: &Gemm, a: &[f32], b: &[f32], c: &mut [f32]) {
     if p.beta != 1.0 && p.beta != 0.0 {
         c.iter_mut().for_each(|c| *c *= p.beta);
     }
-    let arch = arch();
-    for (c, &(a_offset, b_offset)) in c.chunks_exact_mut(p.m * p.n).zip(&p.offsets) {
+    let products = c.chunks_exact_mut(p.m * p.n).zip(&p.offsets);
+    let products = products.map(|(c, &(a_offset, b_offset))| {
         let (a, b) = (&a[a_offset..][..p.m * p.k], &b[b_offset..][..p.k * p.n]);
-        let a = Matrix {
-            data: a.as_ptr(),
-            row: p.k,
-            column: 1,
+        let matrix = |data: &[f32], rows: usize, columns: usize, transposed: bool| {
+            let data = data.as_ptr();
+            if transposed {
+                Matrix {
+                    data,
+                    row: 1,
+                    column: rows,
+                }
+            } else {
+                Matrix {
+                    data,
+                    row: columns,
+                    column: 1,
+                }
+            }
         };
-        let b = Matrix {
-            data: b.as_ptr(),
-            row: p.n,
-            column: 1,
-        };
-        arch.dispatch(Product {
+        Product {
             m: p.m,
             n: p.n,
             k: p.k,
-            a: if p.transpose_a {
-                Matrix { row: p.m, ..a }.transposed()
-            } else {
-                a
-            },
-            b: if p.transpose_b {
-                Matrix { row: p.k, ..b }.transposed()
-            } else {
-                b
-            },
+            a: matrix(a, p.m, p.k, p.transpose_a),
+            b: matrix(b, p.k, p.n, p.transpose_b),
             c: c.as_mut_ptr(),
             c_row: p.n,
             alpha: p.alpha,
             add: p.beta != 0.0,
-        });
+        }
+    });
+    let arch = arch();
+    let threads = parallel::useful(threads, p.offsets.len() * p.m * p.n * p.k).get();
+    if threads == 1 {
+        products.for_each(|product| arch.dispatch(product));
+        return;
     }
+    let parts = if p.offsets.len() < threads {
+        threads
+    } else {
+        1
+    };
+    let parts: Vec<Product> = products.flat_map(|product| product.parts(parts)).collect();
+    parallel::each(parts.chunks(parts.len().div_ceil(threads)), |parts| {
+        parts.iter().for_each(|&product| arch.dispatch(product));
+    });
 }
 
 /// One product of strided matrices; the rows of C are contiguous.
@@ -83,6 +96,12 @@ pub(super) struct Product {
     pub alpha: f32,
     pub add: bool,
 }
+
+// SAFETY: a product reads A and B and writes C; products that run at the same time write different
+// elements, see [`Product::parts`] and [`gemm`].
+unsafe impl Send for Product {}
+// SAFETY: as above; a shared product can only be copied.
+unsafe impl Sync for Product {}
 
 impl WithSimd for Product {
     type Output = ();
@@ -101,6 +120,35 @@ impl WithSimd for Product {
 }
 
 impl Product {
+    /// Cuts C along its longer side into at most `count` products of nearly equal size.
+    fn parts(self, count: usize) -> impl Iterator<Item = Product> {
+        // Whole cache lines of C, so that no two threads write to the same one.
+        const STEP: usize = 16;
+        let columns = self.n >= self.m;
+        let extent = if columns { self.n } else { self.m };
+        let step = extent.div_ceil(count).next_multiple_of(STEP);
+        (0..extent).step_by(step).map(move |first| {
+            let len = step.min(extent - first);
+            if columns {
+                let c = self.c.wrapping_add(first);
+                Product {
+                    n: len,
+                    b: self.b.at(0, first),
+                    c,
+                    ..self
+                }
+            } else {
+                let c = self.c.wrapping_add(first * self.c_row);
+                Product {
+                    m: len,
+                    a: self.a.at(first, 0),
+                    c,
+                    ..self
+                }
+            }
+        })
+    }
+
     /// Computes the transpose of C, in which A and B change places.
     #[inline(always)]
     fn exchanged<S: Simd>(self, simd: S) {
@@ -234,13 +282,17 @@ mod tests {
     use crate::device::cpu::reference::matrix;
 
     fn check(p: &Gemm) {
+        check_on(p, 1);
+    }
+
+    fn check_on(p: &Gemm, threads: usize) {
         let count = p.offsets.len();
         let a = values(count * p.m * p.k, 1);
         let b = values(count * p.k * p.n, 2);
         let mut c = values(count * p.m * p.n, 3);
         let mut expected = c.clone();
         matrix::gemm(p, &a, &b, &mut expected);
-        gemm(p, &a, &b, &mut c);
+        gemm(p, threads, &a, &b, &mut c);
         assert_close(&format!("{p:?}"), &c, &expected, 1e-5);
     }
 
@@ -299,9 +351,20 @@ mod tests {
             let mut c = vec![f32::NAN; m * n + 16];
             let first = c.as_ptr().align_offset(64);
             let c = &mut c[first..][..m * n];
-            gemm(&p, &a, &b, c);
+            gemm(&p, 1, &a, &b, c);
             let right = c.iter().enumerate().all(|(i, &c)| c == a[i / n] * b[i % n]);
             assert!(right);
         });
+    }
+
+    #[test]
+    fn threads_divide_columns_rows_or_the_batch() {
+        for (m, n) in [(100, 517), (517, 100)] {
+            let p = Gemm::new(m, n, 500);
+            assert_eq!(parallel::useful(3, m * n * 500).get(), 3);
+            check_on(&p, 3);
+            let offsets = (0..4).map(|i| (i * m * 500, i * 500 * n)).collect();
+            check_on(&Gemm { offsets, ..p }, 3);
+        }
     }
 }

@@ -15,6 +15,7 @@ mod math;
 pub mod matmul;
 pub mod norm;
 mod pack;
+mod parallel;
 mod patches;
 pub mod pool;
 mod scratch;
