@@ -40,6 +40,12 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     let options = cli.options();
     let (model, job) = job::prepare(&cli.plan, &plan, &options, stop)?;
 
+    for parameter in job.constant_fills() {
+        eprintln!(
+            "warning: the weight '{parameter}' holds one number everywhere and cannot learn from there; use --init he"
+        );
+    }
+
     let recorder = Recorder::create(&cli.dir)?;
     let mut console = Console::new(recorder, options.epochs, plan.batch_size);
     let begin = Instant::now();

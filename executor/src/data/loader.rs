@@ -151,3 +151,69 @@ fn deliver(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feed(minibatches: usize) -> Feed {
+        let minibatch = Minibatch {
+            input: Tensor::from_f32(&[1, 1], [0.0]),
+            target: Tensor::from_i64(&[1], [0]),
+        };
+        Feed::Repeat {
+            pool: Arc::new(vec![minibatch]),
+            minibatches,
+        }
+    }
+
+    fn reader(replicas: usize, replica: usize) -> Reader {
+        Reader {
+            replicas,
+            replica,
+            input: replicas == 2,
+            target: replicas != 2,
+        }
+    }
+
+    fn numbers(receiver: &Receiver<Delivery>) -> Vec<usize> {
+        receiver.iter().map(|d| d.minibatch).collect()
+    }
+
+    #[test]
+    fn minibatches_go_round_robin_to_those_who_read_them() {
+        let readers = [reader(2, 0), reader(2, 1), reader(1, 0)];
+        let stop = Arc::new(AtomicBool::new(false));
+        let (loader, receivers) = Loader::start(feed(5), &readers, 8, 2, stop);
+        let first = receivers[0].recv().unwrap();
+        assert!(first.input.is_some() && first.target.is_none());
+        assert_eq!(numbers(&receivers[0]), [2, 4]);
+        assert_eq!(numbers(&receivers[1]), [1, 3]);
+        assert_eq!(numbers(&receivers[2]), [0, 1, 2, 3, 4]);
+        assert!(loader.join());
+    }
+
+    #[test]
+    fn a_stop_comes_between_whole_rounds() {
+        let readers = [reader(2, 0), reader(2, 1)];
+        let stop = Arc::new(AtomicBool::new(false));
+        // The window holds one minibatch per reader: the loader cannot run far ahead.
+        let (loader, mut receivers) = Loader::start(feed(100), &readers, 1, 2, stop.clone());
+        assert_eq!(receivers[0].recv().unwrap().minibatch, 0);
+        stop.store(true, Ordering::Relaxed);
+        let odd_ones = receivers.remove(1);
+        let odd = std::thread::spawn(move || numbers(&odd_ones));
+        let even = numbers(&receivers[0]);
+        let odd = odd.join().unwrap();
+        assert!(odd.len() < 50);
+        assert_eq!(even.len() + 1, odd.len(), "{even:?} {odd:?}");
+        assert!(loader.join());
+    }
+
+    #[test]
+    fn too_few_left_for_a_round_are_all_delivered() {
+        let stop = Arc::new(AtomicBool::new(true));
+        let (_, receivers) = Loader::start(feed(3), &[reader(1, 0)], 8, 4, stop);
+        assert_eq!(numbers(&receivers[0]), [0, 1, 2]);
+    }
+}

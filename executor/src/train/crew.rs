@@ -7,20 +7,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use models::device;
-use models::optimizer::OptimizerState;
 use models::tensor::Tensor;
 use planner::schedule::Schedule;
 
 use super::clock::Clock;
+use super::recruit::Recruit;
 use super::{Job, Observer, Step};
-use crate::affinity;
 use crate::data::loader::{Delivery, Feed, Loader, Reader};
 use crate::error::RunError;
 use crate::stage::{self, Stage};
-use crate::transport::{AbortHandle, LocalTransport, local};
-use crate::worker::versions::VersionStore;
-use crate::worker::{Command, Event, Report, Worker, WorkerError};
+use crate::transport::{AbortHandle, local};
+use crate::worker::{Command, Event, Report, WorkerError};
 
 /// Minibatches over which the rate of a step is taken.
 const RATE_WINDOW: usize = 16;
@@ -418,89 +415,5 @@ impl<T> InOrder<T> {
         let value = self.waiting.remove(&self.next)?;
         self.next += 1;
         Some(value)
-    }
-}
-
-/// What a worker's thread needs to become a worker: it opens its device itself, on its own cores.
-struct Recruit {
-    id: usize,
-    stage: usize,
-    replica: usize,
-    stages: Arc<[Stage]>,
-    transport: LocalTransport,
-    weights: Vec<Tensor>,
-    states: Vec<Tensor>,
-    settings: crate::worker::Settings,
-    device: String,
-    threads: usize,
-    pin: bool,
-    gauge: Arc<AtomicU64>,
-    events: Sender<Event>,
-}
-
-impl Recruit {
-    fn new(
-        job: &Job,
-        stage: &Stage,
-        replica: usize,
-        transport: LocalTransport,
-        gauge: Arc<AtomicU64>,
-        events: Sender<Event>,
-    ) -> Self {
-        let weights = stage.program.weights().iter();
-        let states = stage.program.states().iter();
-        Recruit {
-            id: stage.first_worker + replica,
-            stage: stage.index,
-            replica,
-            stages: Arc::clone(&job.stages),
-            transport,
-            weights: weights.map(|&p| job.weights[p].clone()).collect(),
-            states: states
-                .map(|&s| job.graph.states()[s].tensor.clone())
-                .collect(),
-            settings: job.settings.clone(),
-            device: job.device.clone(),
-            threads: job.threads,
-            pin: job.pin,
-            gauge,
-            events,
-        }
-    }
-
-    fn run(self, commands: &Receiver<Command>) {
-        if self.pin {
-            affinity::bind(self.id * self.threads, self.threads);
-        }
-        let device = match device::open(&self.device, self.threads) {
-            Ok(device) => device,
-            Err(error) => {
-                let error = Some(WorkerError::Device(error));
-                let worker = self.id;
-                // Nobody listens any more when the coordinator has gone.
-                let _ = self.events.send(Event::Failed { worker, error });
-                return;
-            }
-        };
-        let upload = |tensors: &[Tensor]| tensors.iter().map(|t| device.upload(t)).collect();
-        let weights = upload(&self.weights);
-        let states = upload(&self.states);
-        Worker {
-            id: self.id,
-            stages: self.stages,
-            stage: self.stage,
-            replica: self.replica,
-            transport: Box::new(self.transport),
-            versions: VersionStore::new(weights, self.settings.weight_stashing),
-            states,
-            optimizer_state: OptimizerState::default(),
-            settings: self.settings,
-            device,
-            events: self.events,
-            gauge: self.gauge,
-            starved: Duration::ZERO,
-            rounds: 0,
-        }
-        .run(commands);
     }
 }

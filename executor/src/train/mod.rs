@@ -2,11 +2,13 @@
 
 mod clock;
 mod crew;
+mod recruit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use models::graph::Graph;
+use models::init;
 use models::tensor::Tensor;
 
 use crate::data::loader::Feed;
@@ -262,6 +264,14 @@ impl Job {
             }
             Material::Synthetic(_) => Ok(self.max_minibatches.unwrap_or(SYNTHETIC_EPOCH)),
         }
+    }
+
+    /// Names of weights that hold one number everywhere: all units of their layers stay alike.
+    pub fn constant_fills(&self) -> impl Iterator<Item = &str> {
+        let pairs = self.graph.parameters().iter().zip(&self.weights);
+        pairs
+            .filter(|(parameter, value)| init::is_constant_fill(value, parameter.fan))
+            .map(|(parameter, _)| parameter.name.as_str())
     }
 
     fn stopped(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Workers: one thread each, owning a device, told what to do by the coordinator.
 
 mod evaluate;
-mod pass;
+mod training;
 pub mod versions;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -56,6 +56,47 @@ impl Segment {
         let replicas = stage.shape.replicas;
         self.stopped.is_some_and(|first| round >= first / replicas)
     }
+
+    fn take_activations(&mut self, stage: &Stage, from: usize, minibatch: usize, message: Message) {
+        match message {
+            Message::Tensors(tensors) => {
+                let slot = self.in_flight.entry(minibatch).or_default();
+                slot.inputs.resize(stage.program.inputs().len(), None);
+                for (&position, tensor) in stage.link_from(from).positions.iter().zip(tensors) {
+                    slot.inputs[position] = tensor;
+                }
+            }
+            Message::Stopped => self.stopped = self.stopped.or(Some(minibatch)),
+        }
+    }
+
+    fn give_activations(&mut self, stage: &Stage, to: usize, minibatch: usize) -> Message {
+        let Some(slot) = self.in_flight.get_mut(&minibatch) else {
+            // The forward was passed over.
+            return Message::Stopped;
+        };
+        let positions = stage.link_to(to).positions.iter();
+        let tensors = positions.map(|&p| slot.outputs[p].clone()).collect();
+        slot.unsent -= 1;
+        if slot.unsent == 0 {
+            slot.outputs.clear();
+        }
+        Message::Tensors(tensors)
+    }
+
+    fn give_gradients(&mut self, stage: &Stage, to: usize, minibatch: usize) -> Message {
+        let slot = self
+            .in_flight
+            .get_mut(&minibatch)
+            .expect("a checked schedule sends gradients after their backward");
+        let positions = stage.link_from(to).positions.iter();
+        let tensors = positions.map(|&p| slot.input_gradients[p].take()).collect();
+        slot.unreturned -= 1;
+        if slot.unreturned == 0 {
+            self.in_flight.remove(&minibatch);
+        }
+        Message::Tensors(tensors)
+    }
 }
 
 impl Worker {
@@ -85,14 +126,17 @@ impl Worker {
                     peer,
                 } => {
                     let tag = tag(first_minibatch, minibatch, Direction::Forward);
-                    match self.transport.receive(peer, tag)? {
-                        Message::Tensors(tensors) => {
-                            let slot = segment.in_flight.entry(minibatch).or_default();
-                            slot.inputs.resize(stage.program.inputs().len(), None);
-                            place(&mut slot.inputs, &stage.link_from(from).positions, tensors);
-                        }
-                        Message::Stopped => segment.stopped = segment.stopped.or(Some(minibatch)),
-                    }
+                    let message = self.transport.receive(peer, tag)?;
+                    segment.take_activations(stage, from, minibatch, message);
+                }
+                Op::SendActivations {
+                    minibatch,
+                    stage: to,
+                    peer,
+                } => {
+                    let tag = tag(first_minibatch, minibatch, Direction::Forward);
+                    let message = segment.give_activations(stage, to, minibatch);
+                    self.transport.send(peer, tag, message);
                 }
                 Op::Forward { minibatch, version } if !segment.is_stopped(minibatch) => {
                     self.forward(
@@ -104,41 +148,14 @@ impl Worker {
                         version,
                     )?;
                 }
-                Op::SendActivations {
-                    minibatch,
-                    stage: to,
-                    peer,
-                } => {
-                    let message = match segment.in_flight.get_mut(&minibatch) {
-                        Some(slot) => {
-                            let positions = stage.link_to(to).positions.iter();
-                            let tensors = positions.map(|&p| slot.outputs[p].clone()).collect();
-                            slot.unsent -= 1;
-                            if slot.unsent == 0 {
-                                slot.outputs.clear();
-                            }
-                            Message::Tensors(tensors)
-                        }
-                        // The forward was passed over.
-                        None => Message::Stopped,
-                    };
-                    let tag = tag(first_minibatch, minibatch, Direction::Forward);
-                    self.transport.send(peer, tag, message);
-                }
                 Op::ReceiveGradients {
                     minibatch,
                     stage: from,
                     peer,
                 } if !segment.is_stopped(minibatch) => {
                     let tag = tag(first_minibatch, minibatch, Direction::Backward);
-                    if let Message::Tensors(tensors) = self.transport.receive(peer, tag)? {
-                        let slot = segment.in_flight.entry(minibatch).or_default();
-                        for (&position, tensor) in stage.link_to(from).positions.iter().zip(tensors)
-                        {
-                            let total = &mut slot.gradients[position];
-                            *total = self.sum(total.take(), tensor);
-                        }
-                    }
+                    let message = self.transport.receive(peer, tag)?;
+                    self.take_gradients(&mut segment, stage, from, minibatch, message);
                 }
                 Op::Backward { minibatch, version } if !segment.is_stopped(minibatch) => {
                     self.backward(&mut segment, stage, first_minibatch, minibatch, version);
@@ -148,16 +165,9 @@ impl Worker {
                     stage: to,
                     peer,
                 } if !segment.is_stopped(minibatch) => {
-                    if let Some(slot) = segment.in_flight.get_mut(&minibatch) {
-                        let positions = stage.link_from(to).positions.iter();
-                        let tensors = positions.map(|&p| slot.input_gradients[p].take()).collect();
-                        let tag = tag(first_minibatch, minibatch, Direction::Backward);
-                        self.transport.send(peer, tag, Message::Tensors(tensors));
-                        slot.unreturned -= 1;
-                        if slot.unreturned == 0 {
-                            segment.in_flight.remove(&minibatch);
-                        }
-                    }
+                    let tag = tag(first_minibatch, minibatch, Direction::Backward);
+                    let message = segment.give_gradients(stage, to, minibatch);
+                    self.transport.send(peer, tag, message);
                 }
                 Op::AllReduce { round } if !segment.is_round_stopped(round, stage) => {
                     let number = self.next_round();
@@ -169,6 +179,7 @@ impl Worker {
                 Op::Step { round, .. } if !segment.is_round_stopped(round, stage) => {
                     let gradients = match segment.reducing.remove(&round) {
                         Some(number) => self.transport.all_reduce_wait(&self.group(), number)?,
+                        // A stage without replicas has its gradients at once.
                         None => segment.gradients.remove(&round).unwrap_or_default(),
                     };
                     self.step(&gradients, learning_rate);
@@ -251,6 +262,29 @@ impl Worker {
         Ok(())
     }
 
+    fn take_gradients(
+        &self,
+        segment: &mut Segment,
+        stage: &Stage,
+        from: usize,
+        minibatch: usize,
+        message: Message,
+    ) {
+        let (Message::Tensors(tensors), Some(slot)) =
+            (message, segment.in_flight.get_mut(&minibatch))
+        else {
+            return;
+        };
+        for (&position, tensor) in stage.link_to(from).positions.iter().zip(tensors) {
+            // Several stages may give gradients for one tensor.
+            let total = slot.gradients[position].take();
+            slot.gradients[position] = match (total, tensor) {
+                (Some(total), Some(more)) => Some(self.device.binary(Binary::Add, total, more)),
+                (total, more) => total.or(more),
+            };
+        }
+    }
+
     fn backward(
         &mut self,
         segment: &mut Segment,
@@ -259,12 +293,9 @@ impl Worker {
         minibatch: usize,
         version: usize,
     ) {
-        let Some(slot) = segment.in_flight.get_mut(&minibatch) else {
-            return;
-        };
-        let Some(stash) = slot.stash.take() else {
-            return;
-        };
+        let slot = segment.in_flight.get_mut(&minibatch);
+        let slot = slot.expect("a checked schedule runs a backward after its forward");
+        let stash = slot.stash.take().expect("and only once");
         let context = self.context(true, first_minibatch + minibatch as u64);
         let gradients = stage.program.backward(
             &context,
@@ -301,25 +332,11 @@ impl Worker {
             )
         });
     }
-
-    /// Sum of the gradients that several stages give for one tensor.
-    fn sum(&self, total: Option<Tensor>, more: Option<Tensor>) -> Option<Tensor> {
-        match (total, more) {
-            (Some(total), Some(more)) => Some(self.device.binary(Binary::Add, total, more)),
-            (total, more) => total.or(more),
-        }
-    }
 }
 
 fn tag(first_minibatch: u64, minibatch: usize, direction: Direction) -> Tag {
     Tag {
         minibatch: first_minibatch + minibatch as u64,
         direction,
-    }
-}
-
-fn place(slots: &mut [Option<Tensor>], positions: &[usize], tensors: Vec<Option<Tensor>>) {
-    for (&position, tensor) in positions.iter().zip(tensors) {
-        slots[position] = tensor;
     }
 }

@@ -1,0 +1,103 @@
+//! The first steps of a worker's thread: on its own cores it opens its own device.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use models::device;
+use models::optimizer::OptimizerState;
+use models::tensor::Tensor;
+
+use super::Job;
+use crate::affinity;
+use crate::stage::Stage;
+use crate::transport::LocalTransport;
+use crate::worker::versions::VersionStore;
+use crate::worker::{Command, Event, Settings, Worker, WorkerError};
+
+/// What a worker's thread needs to become a worker.
+pub struct Recruit {
+    id: usize,
+    stage: usize,
+    replica: usize,
+    stages: Arc<[Stage]>,
+    transport: LocalTransport,
+    weights: Vec<Tensor>,
+    states: Vec<Tensor>,
+    settings: Settings,
+    device: String,
+    threads: usize,
+    pin: bool,
+    gauge: Arc<AtomicU64>,
+    events: Sender<Event>,
+}
+
+impl Recruit {
+    /// Replica `replica` of `stage`.
+    pub fn new(
+        job: &Job,
+        stage: &Stage,
+        replica: usize,
+        transport: LocalTransport,
+        gauge: Arc<AtomicU64>,
+        events: Sender<Event>,
+    ) -> Self {
+        let weights = stage.program.weights().iter();
+        let states = stage.program.states().iter();
+        Recruit {
+            id: stage.first_worker + replica,
+            stage: stage.index,
+            replica,
+            stages: Arc::clone(&job.stages),
+            transport,
+            weights: weights.map(|&p| job.weights[p].clone()).collect(),
+            states: states
+                .map(|&s| job.graph.states()[s].tensor.clone())
+                .collect(),
+            settings: job.settings.clone(),
+            device: job.device.clone(),
+            threads: job.threads,
+            pin: job.pin,
+            gauge,
+            events,
+        }
+    }
+
+    /// Opens the device, uploads the first weights, and carries out commands.
+    pub fn run(self, commands: &Receiver<Command>) {
+        if self.pin {
+            affinity::bind(self.id * self.threads, self.threads);
+        }
+        let device = match device::open(&self.device, self.threads) {
+            Ok(device) => device,
+            Err(error) => {
+                let error = Some(WorkerError::Device(error));
+                let worker = self.id;
+                // Nobody listens any more when the coordinator has gone.
+                let _ = self.events.send(Event::Failed { worker, error });
+                return;
+            }
+        };
+        let upload = |tensors: &[Tensor]| tensors.iter().map(|t| device.upload(t)).collect();
+        let weights = upload(&self.weights);
+        let states = upload(&self.states);
+        Worker {
+            id: self.id,
+            stages: self.stages,
+            stage: self.stage,
+            replica: self.replica,
+            transport: Box::new(self.transport),
+            versions: VersionStore::new(weights, self.settings.weight_stashing),
+            states,
+            optimizer_state: OptimizerState::default(),
+            settings: self.settings,
+            device,
+            events: self.events,
+            gauge: self.gauge,
+            starved: Duration::ZERO,
+            rounds: 0,
+        }
+        .run(commands);
+    }
+}
