@@ -48,6 +48,11 @@ pub struct Cli {
     #[arg(long, value_name = "FILE.onnx")]
     pub out: Option<PathBuf>,
 
+    /// Write the held-out samples as the model reads them (x), their labels (y) and what the trained
+    /// model gives for them (output) to this file
+    #[arg(long, value_name = "FILE.npz", conflicts_with = "synthetic")]
+    pub save_test: Option<PathBuf>,
+
     /// Folder for metrics.csv, epochs.csv and summary.json
     #[arg(long, value_name = "DIR", default_value = "run")]
     pub dir: PathBuf,
@@ -74,6 +79,10 @@ pub struct Cli {
     /// Print the summary as JSON instead of the table
     #[arg(long)]
     pub json: bool,
+
+    /// Print neither progress nor the table
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// Where samples come from.
@@ -235,6 +244,7 @@ impl Cli {
             device: self.device.clone(),
             threads: self.threads.map(|n| n as usize),
             pin: self.pin,
+            keep_outputs: self.save_test.is_some(),
         }
     }
 

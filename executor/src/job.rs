@@ -63,6 +63,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Whether workers stay on cores of their own.
     pub pin: bool,
+    /// Whether to keep what the trained model gives for the held-out samples.
+    pub keep_outputs: bool,
 }
 
 /// Made-up minibatches to cycle through: enough that no two in flight are the same.
@@ -123,6 +125,7 @@ pub fn prepare(
         device: options.device.clone(),
         threads: options.threads.unwrap_or(plan.threads),
         pin: options.pin,
+        keep_outputs: options.keep_outputs,
         stop,
         graph,
     };

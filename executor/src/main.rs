@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use clap::Parser;
 use executor::job::{self, predicted_samples_per_s};
-use executor::record::{Recorder, Summary};
-use executor::train::train;
+use executor::record::{self, Recorder, Summary};
+use executor::train::{Material, train};
 use planner::Plan;
 
 use cli::Cli;
@@ -47,7 +47,7 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     }
 
     let recorder = Recorder::create(&cli.dir)?;
-    let mut console = Console::new(recorder, options.epochs, plan.batch_size);
+    let mut console = Console::new(recorder, options.epochs, plan.batch_size, cli.quiet);
     let begin = Instant::now();
     let outcome = train(&job, &mut console);
     let recorder = console.into_recorder();
@@ -67,15 +67,25 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     }
     if let Some(path) = &cli.out {
         model.write_back(&outcome.named_tensors(&job.graph), path)?;
-        eprintln!("wrote {}", path.display());
+        console_line(cli, &format!("wrote {}", path.display()));
+    }
+    if let (Some(path), Material::Dataset(dataset)) = (&cli.save_test, &job.material) {
+        record::save_test(path, &dataset.test, &outcome.outputs)?;
+        console_line(cli, &format!("wrote {}", path.display()));
     }
     if cli.json {
         print!("{}", summary.to_json());
-    } else {
+    } else if !cli.quiet {
         print!("{}", progress::table(&summary));
     }
     recorder.finish(&summary)?;
     Ok(outcome.interrupted)
+}
+
+fn console_line(cli: &Cli, line: &str) {
+    if !cli.quiet {
+        eprintln!("{line}");
+    }
 }
 
 /// A worker's panic is caught and ends the run with one line of its own.

@@ -13,6 +13,7 @@ pub struct Console {
     recorder: Recorder,
     bar: ProgressBar,
     terminal: bool,
+    quiet: bool,
     epochs: usize,
     batch_size: usize,
     loss: f64,
@@ -22,8 +23,8 @@ pub struct Console {
 
 impl Console {
     /// Watches a run of so many epochs.
-    pub fn new(recorder: Recorder, epochs: usize, batch_size: usize) -> Self {
-        let terminal = std::io::stderr().is_terminal();
+    pub fn new(recorder: Recorder, epochs: usize, batch_size: usize, quiet: bool) -> Self {
+        let terminal = !quiet && std::io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(
             None,
             if terminal {
@@ -39,6 +40,7 @@ impl Console {
             recorder,
             bar,
             terminal,
+            quiet,
             epochs,
             batch_size,
             loss: 0.0,
@@ -85,7 +87,7 @@ impl Observer for Console {
         let line = epoch_line(epoch, self.epochs);
         if self.terminal {
             self.bar.println(line);
-        } else {
+        } else if !self.quiet {
             eprintln!("{line}");
         }
         self.recorder.epoch(epoch)

@@ -3,8 +3,10 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use models::tensor::Tensor;
 use serde::Serialize;
 
+use crate::data::{Samples, array, npy};
 use crate::error::RunError;
 use crate::train::{Epoch, Observer, Outcome, Step};
 
@@ -61,12 +63,8 @@ impl Recorder {
     pub fn finish(mut self, summary: &Summary) -> Result<(), RunError> {
         self.flush()?;
         let path = self.dir.join("summary.json");
-        planner::file::write_atomically(&path, summary.to_json().as_bytes()).map_err(|e| {
-            RunError::Output {
-                file: path.display().to_string(),
-                reason: e.to_string(),
-            }
-        })
+        planner::file::write_atomically(&path, summary.to_json().as_bytes())
+            .map_err(|e| output_error(&path, e))
     }
 
     fn flush(&mut self) -> Result<(), RunError> {
@@ -111,6 +109,18 @@ impl Observer for Recorder {
             .map_err(|e| output_error(&self.dir, e))?;
         self.flush()
     }
+}
+
+/// Writes held-out samples, their labels, and what the model gives for them as an `.npz`.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn save_test(path: &Path, test: &Samples, outputs: &[Tensor]) -> Result<(), RunError> {
+    let origin = path.display().to_string();
+    let (x, y) = test.arrays(&origin)?;
+    let output = array::stack(&origin, outputs)?;
+    let bytes = npy::write_archive(&[("x", &x), ("y", &y), ("output", &output)])?;
+    planner::file::write_atomically(path, &bytes).map_err(|e| output_error(path, e))
 }
 
 fn output_error(path: &Path, reason: impl ToString) -> RunError {

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use executor::data::array::Elements;
+use executor::data::npy;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -78,6 +80,8 @@ fn a_run_leaves_its_metrics_and_a_trained_model() {
         "0.05",
         "--out",
         "trained.onnx",
+        "--save-test",
+        "test.npz",
         "--json",
     ];
     let output = dp_run(&dir, &arguments);
@@ -111,6 +115,21 @@ fn a_run_leaves_its_metrics_and_a_trained_model() {
     let epochs = fs::read_to_string(dir.path().join("run/epochs.csv")).unwrap();
     assert!(epochs.starts_with("epoch,train_loss,test_loss,test_accuracy,wall_s\n"));
     assert_eq!(epochs.lines().count(), 4);
+
+    let test = fs::read(dir.path().join("test.npz")).unwrap();
+    let array = |name| npy::read_from_archive("test.npz", &test, name).unwrap();
+    assert_eq!(array("x").shape, [270, 1, 8, 8]);
+    let (y, output) = (array("y"), array("output"));
+    let (Elements::I64(labels), Elements::F32(logits)) = (y.elements, output.elements) else {
+        panic!("labels are integers, outputs floats");
+    };
+    let right = labels
+        .iter()
+        .zip(logits.chunks(10))
+        .filter(|&(&label, row)| row.iter().all(|&v| v <= row[label as usize]))
+        .count();
+    let accuracy = summary["test_accuracy"].as_f64().unwrap();
+    assert!((right as f64 / 270.0 - accuracy).abs() < 1e-9);
 
     // The weights it wrote: without another step they give the same accuracy.
     let trained = dir.path().join("trained.onnx");

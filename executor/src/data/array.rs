@@ -1,5 +1,7 @@
 //! Arrays as they lie in a file: a shape over one of three element types.
 
+use models::tensor::{DType, Tensor};
+
 use super::DataError;
 
 /// Elements of an [`Array`]. Small integers stay as they are in the file: a data set of images is four
@@ -119,5 +121,35 @@ impl Array {
             Elements::F32(v) => of(v.iter().map(|&e| f64::from(e))),
             Elements::I64(v) => of(v.iter().map(|&e| e as f64)),
         }
+    }
+}
+
+/// Joins host tensors along their first axis, their only one that may differ.
+///
+/// # Errors
+/// When there is none.
+pub fn stack(origin: &str, tensors: &[Tensor]) -> Result<Array, DataError> {
+    let Some(first) = tensors.first() else {
+        return Err(DataError::malformed(origin, "there are no samples"));
+    };
+    let mut shape = first.shape().to_vec();
+    shape[0] = tensors.iter().map(|t| t.shape()[0]).sum();
+    let elements = if first.dtype() == DType::I64 {
+        Elements::I64(tensors.iter().flat_map(|t| t.i64s()).copied().collect())
+    } else {
+        Elements::F32(tensors.iter().flat_map(|t| t.f32s()).copied().collect())
+    };
+    Array::new(origin.to_owned(), shape, elements)
+}
+
+/// The part of a host tensor that belongs to the first `samples` of `batch` samples.
+pub fn head(tensor: &Tensor, batch: usize, samples: usize) -> Tensor {
+    let mut shape = tensor.shape().to_vec();
+    // The first axis may be the batch itself or the batch times positions.
+    shape[0] = shape[0] / batch * samples;
+    let len = shape.iter().product();
+    match tensor.dtype() {
+        DType::I64 => Tensor::from_i64(&shape, &tensor.i64s()[..len]),
+        _ => Tensor::from_f32(&shape, &tensor.f32s()[..len]),
     }
 }

@@ -29,6 +29,14 @@ pub enum Feed {
 }
 
 impl Feed {
+    /// All samples once, in the order of the file.
+    pub fn all(samples: &Samples) -> Self {
+        Feed::Rows {
+            samples: samples.clone(),
+            order: samples.rows().to_vec(),
+        }
+    }
+
     /// Minibatches in all.
     pub fn minibatches(&self) -> usize {
         match self {

@@ -123,6 +123,29 @@ impl Samples {
         &self.rows
     }
 
+    /// All features as the model reads them and all labels, in the order of the file.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn arrays(&self, origin: &str) -> Result<(Array, Array), DataError> {
+        let batch = self.batch_size();
+        let (inputs, targets): (Vec<Tensor>, Vec<Tensor>) = self
+            .rows
+            .chunks(batch)
+            .map(|rows| {
+                let minibatch = self.minibatch(rows);
+                (
+                    array::head(&minibatch.input, batch, rows.len()),
+                    array::head(&minibatch.target, batch, rows.len()),
+                )
+            })
+            .unzip();
+        Ok((
+            array::stack(origin, &inputs)?,
+            array::stack(origin, &targets)?,
+        ))
+    }
+
     /// Gathers rows into a minibatch. Fewer rows than the batch size leave zeros behind the last one.
     pub fn minibatch(&self, rows: &[u32]) -> Minibatch {
         let batch = self.batch_size();

@@ -1,8 +1,8 @@
 //! Numpy's `.npy` and `.npz` (a zip archive of the former, stored or deflated).
 
-use std::io::{Cursor, Read};
+use std::io::{Cursor, Read, Write};
 
-use npyz::{DType, Deserialize, NpyFile, Order};
+use npyz::{AutoSerialize, DType, Deserialize, NpyFile, Order, WriterBuilder};
 
 use super::DataError;
 use super::array::{Array, Elements};
@@ -128,6 +128,48 @@ fn floats<T>(values: Vec<T>, convert: impl Fn(T) -> f32) -> Elements {
     Elements::F32(values.into_iter().map(convert).collect())
 }
 
+/// An `.npz` of arrays by name, as bytes.
+///
+/// # Errors
+/// When an array cannot be encoded.
+pub fn write_archive(arrays: &[(&str, &Array)]) -> Result<Vec<u8>, DataError> {
+    let mut archive = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, array) in arrays {
+        let failed = |e: &dyn ToString| DataError::malformed(name, e.to_string());
+        let options = zip::write::SimpleFileOptions::default()
+            .compression_method(zip::CompressionMethod::Stored)
+            .large_file(true);
+        archive
+            .start_file(format!("{name}.npy"), options)
+            .map_err(|e| failed(&e))?;
+        match &array.elements {
+            Elements::U8(values) => write(&mut archive, &array.shape, values),
+            Elements::F32(values) => write(&mut archive, &array.shape, values),
+            Elements::I64(values) => write(&mut archive, &array.shape, values),
+        }
+        .map_err(|e| failed(&e))?;
+    }
+    let bytes = archive
+        .finish()
+        .map_err(|e| DataError::malformed("npz", e))?;
+    Ok(bytes.into_inner())
+}
+
+fn write<T: AutoSerialize + Copy>(
+    to: impl Write,
+    shape: &[usize],
+    values: &[T],
+) -> std::io::Result<()> {
+    let shape: Vec<u64> = shape.iter().map(|&extent| extent as u64).collect();
+    let mut writer = npyz::WriteOptions::new()
+        .default_dtype()
+        .shape(&shape)
+        .writer(to)
+        .begin_nd()?;
+    writer.extend(values.iter().copied())?;
+    writer.finish()
+}
+
 /// Reorders elements whose first axis varies fastest so that the last one does.
 fn to_row_major<T: Copy>(shape: &[usize], values: &[T]) -> Vec<T> {
     let mut strides = vec![1; shape.len()];
@@ -150,7 +192,6 @@ fn to_row_major<T: Copy>(shape: &[usize], values: &[T]) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use npyz::WriterBuilder;
 
     /// An `.npy` of doubles in the given element order.
     fn npy(order: Order, shape: &[u64], values: &[f64]) -> Vec<u8> {
@@ -180,6 +221,17 @@ mod tests {
         let expected = Elements::F32(vec![0., 1., 2., 3., 4., 5.]);
         assert_eq!(rows.unwrap().elements, expected);
         assert_eq!(columns.unwrap().elements, expected);
+    }
+
+    #[test]
+    fn an_archive_is_read_as_it_was_written() {
+        let floats = Elements::F32(vec![0.5, -1.0, 3.0, 4.0]);
+        let x = Array::new("a.npz: x".into(), vec![2, 2], floats).unwrap();
+        let y = Array::new("a.npz: y".into(), vec![2], Elements::I64(vec![7, -1])).unwrap();
+        let bytes = write_archive(&[("x", &x), ("y", &y)]).unwrap();
+        assert_eq!(names("a.npz", &bytes).unwrap(), ["x", "y"]);
+        assert_eq!(read_from_archive("a.npz", &bytes, "x").unwrap(), x);
+        assert_eq!(read_from_archive("a.npz", &bytes, "y").unwrap(), y);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct Crew {
     /// Nanoseconds at work in the running epoch.
     gauges: Vec<Arc<AtomicU64>>,
     reports: Vec<Report>,
+    /// What an evaluation gave, by minibatch.
+    outputs: BTreeMap<usize, Tensor>,
     pub clock: Clock,
 }
 
@@ -57,6 +59,8 @@ impl Trained {
 pub struct Judged {
     pub loss: f64,
     pub accuracy: f64,
+    /// Of each minibatch, if asked for.
+    pub outputs: Vec<Tensor>,
 }
 
 impl Crew {
@@ -73,6 +77,7 @@ impl Crew {
             abort,
             gauges: Vec::new(),
             reports: vec![Report::default(); workers],
+            outputs: BTreeMap::new(),
             clock: Clock::default(),
         };
         let roles = job
@@ -197,6 +202,7 @@ impl Crew {
         job: &Job,
         feed: Feed,
         first_minibatch: u64,
+        keep_outputs: bool,
     ) -> Result<Option<Judged>, RunError> {
         let minibatches = feed.minibatches();
         let samples = match &feed {
@@ -211,9 +217,11 @@ impl Crew {
                     minibatches,
                     feed,
                     first_minibatch,
+                    keep_outputs,
                 },
             );
         }
+        self.outputs.clear();
         let mut losses = BTreeMap::new();
         let mut correct = 0;
         self.gather(|minibatch, loss, right, _| {
@@ -238,6 +246,7 @@ impl Crew {
         Ok(Some(Judged {
             loss: total / samples as f64,
             accuracy: correct as f64 / samples as f64,
+            outputs: std::mem::take(&mut self.outputs).into_values().collect(),
         }))
     }
 
@@ -259,7 +268,7 @@ impl Crew {
                         weights, states, ..
                     } => break (weights, states),
                     Event::Failed { worker, error } => return Err(self.failure(worker, error)),
-                    Event::Loss { .. } | Event::Done { .. } => {}
+                    Event::Loss { .. } | Event::Output { .. } | Event::Done { .. } => {}
                 }
             };
             for (&parameter, tensor) in stage.program.weights().iter().zip(stage_weights) {
@@ -301,6 +310,9 @@ impl Crew {
                 Event::Done { worker, report } => {
                     self.reports[worker] = report;
                     done += 1;
+                }
+                Event::Output { minibatch, output } => {
+                    self.outputs.insert(minibatch, output);
                 }
                 Event::Weights { .. } => {}
                 Event::Failed { worker, error } => return Err(self.failure(worker, error)),

@@ -57,6 +57,8 @@ pub struct Job {
     pub threads: usize,
     /// Whether workers stay on cores of their own.
     pub pin: bool,
+    /// Whether to keep what the trained model gives for the held-out samples.
+    pub keep_outputs: bool,
     /// Set from outside to stop after the minibatches under way.
     pub stop: Arc<AtomicBool>,
 }
@@ -120,6 +122,8 @@ pub struct Outcome {
     pub weights: Vec<Tensor>,
     /// Running statistics, one per state of the graph.
     pub states: Vec<Tensor>,
+    /// What the loss reads, for the held-out samples in minibatches; empty unless asked for.
+    pub outputs: Vec<Tensor>,
     /// All epochs.
     pub epochs: Vec<Epoch>,
     /// Minibatches trained.
@@ -175,6 +179,7 @@ fn run(
 ) -> Result<Outcome, RunError> {
     let most = job.max_minibatches.unwrap_or(usize::MAX);
     let mut epochs = Vec::new();
+    let mut outputs = Vec::new();
     let mut step = 0;
     // Every minibatch of the run, evaluations included, has a number of its own.
     let mut number = 0;
@@ -214,14 +219,12 @@ fn run(
             && !dataset.test.is_empty()
             && !job.stopped()
         {
-            let feed = Feed::Rows {
-                samples: dataset.test.clone(),
-                order: dataset.test.rows().to_vec(),
-            };
+            let feed = Feed::all(&dataset.test);
             let minibatches = feed.minibatches() as u64;
-            if let Some(judged) = crew.evaluate(job, feed, number)? {
+            if let Some(judged) = crew.evaluate(job, feed, number, job.keep_outputs)? {
                 row.test_loss = Some(judged.loss);
                 row.test_accuracy = Some(judged.accuracy);
+                outputs = judged.outputs;
             }
             number += minibatches;
         }
@@ -235,6 +238,7 @@ fn run(
     Ok(Outcome {
         weights,
         states,
+        outputs,
         epochs,
         minibatches: step,
         interrupted: job.stopped(),

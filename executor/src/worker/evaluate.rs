@@ -6,6 +6,7 @@ use std::time::Instant;
 use models::tensor::Tensor;
 
 use super::{Event, Worker, WorkerError};
+use crate::data::array::head;
 use crate::data::loader::Delivery;
 use crate::transport::{Direction, Message, Tag};
 
@@ -16,6 +17,7 @@ impl Worker {
         minibatches: usize,
         feed: &Receiver<Delivery>,
         first_minibatch: u64,
+        keep_outputs: bool,
     ) -> Result<(), WorkerError> {
         let stages = self.stages.clone();
         let stage = &stages[self.stage];
@@ -83,14 +85,19 @@ impl Worker {
                 );
             }
             if let (Some(position), Some(target)) = (stage.loss_output, target) {
-                self.judge(minibatch, &outputs[position], &target, samples);
+                let output = self.judge(minibatch, &outputs[position], &target, samples);
+                if keep_outputs {
+                    let output = self.device.download(&output);
+                    self.report(Event::Output { minibatch, output });
+                }
             }
         }
         Ok(())
     }
 
     /// Reports the loss over the first `samples` samples: what lies behind them only fills the batch.
-    fn judge(&self, minibatch: usize, output: &Tensor, target: &Tensor, samples: usize) {
+    /// Gives their output.
+    fn judge(&self, minibatch: usize, output: &Tensor, target: &Tensor, samples: usize) -> Tensor {
         let batch = self.settings.batch_size;
         let (output, target) = if samples == batch {
             (output.clone(), self.device.upload(target))
@@ -106,17 +113,6 @@ impl Worker {
             correct,
             at: Instant::now(),
         });
-    }
-}
-
-/// The part of a host tensor that belongs to the first `samples` of `batch` samples.
-fn head(tensor: &Tensor, batch: usize, samples: usize) -> Tensor {
-    let mut shape = tensor.shape().to_vec();
-    // The first axis may be the batch itself or the batch times positions.
-    shape[0] = shape[0] / batch * samples;
-    let len = shape.iter().product();
-    match tensor.dtype() {
-        models::tensor::DType::I64 => Tensor::from_i64(&shape, &tensor.i64s()[..len]),
-        _ => Tensor::from_f32(&shape, &tensor.f32s()[..len]),
+        output
     }
 }

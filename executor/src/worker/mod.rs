@@ -61,6 +61,8 @@ pub enum Command {
         feed: Receiver<Delivery>,
         /// Number in the run of the first one.
         first_minibatch: u64,
+        /// Whether to report the values that the loss reads, too.
+        keep_outputs: bool,
     },
     /// Hand out the newest weights and the running statistics.
     Collect,
@@ -79,6 +81,13 @@ pub enum Event {
         correct: usize,
         /// When it was known.
         at: Instant,
+    },
+    /// The value that the loss reads, in an evaluation that asked for it.
+    Output {
+        /// Number in the evaluation.
+        minibatch: usize,
+        /// On the host, without what only fills the batch.
+        output: Tensor,
     },
     /// A command was carried out.
     Done {
@@ -206,7 +215,8 @@ impl Worker {
                     minibatches,
                     feed,
                     first_minibatch,
-                } => self.evaluate(minibatches, &feed, first_minibatch)?,
+                    keep_outputs,
+                } => self.evaluate(minibatches, &feed, first_minibatch, keep_outputs)?,
                 Command::Collect => {
                     let weights = self.versions.newest();
                     let host = |tensors: &[Tensor]| -> Vec<Tensor> {

@@ -157,6 +157,7 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
         device: "cpu".to_owned(),
         threads: Some(1),
         pin: false,
+        keep_outputs: false,
     }
 }
 
