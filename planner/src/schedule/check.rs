@@ -7,7 +7,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Op, Schedule, first_worker};
+use super::list::List;
+use super::{Op, Schedule};
 
 /// What is wrong with a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,7 +60,7 @@ impl Schedule {
     pub fn check(&self) -> Result<(), ScheduleError> {
         self.check_admission()?;
         for worker in 0..self.operations.len() {
-            Solo::new(self, worker).check()?;
+            List::new(self, worker).check()?;
         }
         self.execute()
     }
@@ -145,7 +146,12 @@ impl Schedule {
         }
     }
 
-    fn broken(&self, worker: usize, position: usize, rule: &'static str) -> ScheduleError {
+    pub(super) fn broken(
+        &self,
+        worker: usize,
+        position: usize,
+        rule: &'static str,
+    ) -> ScheduleError {
         let operation = self.operations[worker]
             .get(position)
             .map_or_else(|| "end".to_owned(), |op| format!("{op:?}"));
@@ -193,294 +199,6 @@ impl Message {
             gradient,
         }
     }
-}
-
-/// Judges the list of one worker.
-struct Solo<'a> {
-    schedule: &'a Schedule,
-    worker: usize,
-    /// Position in the list.
-    at: usize,
-    /// Rounds whose forward, backward, all-reduce, step are done: each happens in the order of the rounds.
-    forwards: usize,
-    backwards: usize,
-    reduces: usize,
-    steps: usize,
-    /// Stages whose activations or gradients have come in for the next forward or backward.
-    received: [HashSet<usize>; 2],
-    /// Stages that still wait for the activations or gradients of the last forward or backward.
-    unsent: [HashSet<usize>; 2],
-}
-
-const ACTIVATIONS: usize = 0;
-const GRADIENTS: usize = 1;
-
-impl<'a> Solo<'a> {
-    fn new(schedule: &'a Schedule, worker: usize) -> Self {
-        Self {
-            schedule,
-            worker,
-            at: 0,
-            forwards: 0,
-            backwards: 0,
-            reduces: 0,
-            steps: 0,
-            received: [HashSet::new(), HashSet::new()],
-            unsent: [HashSet::new(), HashSet::new()],
-        }
-    }
-
-    fn check(mut self) -> Result<(), ScheduleError> {
-        let operations = &self.schedule.operations[self.worker];
-        while self.at < operations.len() {
-            if let Err(rule) = self.accept(operations[self.at]) {
-                return Err(self.schedule.broken(self.worker, self.at, rule));
-            }
-            self.at += 1;
-        }
-        self.finish()
-            .map_err(|rule| self.schedule.broken(self.worker, self.at, rule))
-    }
-
-    fn stage(&self) -> usize {
-        self.schedule.roles[self.worker].stage
-    }
-
-    /// The minibatch that this worker serves in `round`, if there is one.
-    fn minibatch(&self, round: usize) -> Option<usize> {
-        let role = self.schedule.roles[self.worker];
-        let minibatch = round * self.schedule.stages[role.stage].replicas + role.replica;
-        (minibatch < self.schedule.minibatches).then_some(minibatch)
-    }
-
-    fn sources(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.to == self.stage())
-            .map(|l| l.from)
-            .collect()
-    }
-
-    fn readers(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.from == self.stage())
-            .map(|l| l.to)
-            .collect()
-    }
-
-    fn gradient_sources(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.from == self.stage() && l.gradient)
-            .map(|l| l.to)
-            .collect()
-    }
-
-    fn gradient_readers(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.to == self.stage() && l.gradient)
-            .map(|l| l.from)
-            .collect()
-    }
-
-    fn accept(&mut self, op: Op) -> Result<(), &'static str> {
-        let shape = self.schedule.stages[self.stage()];
-        match op {
-            Op::ReceiveActivations {
-                minibatch,
-                stage,
-                peer,
-            } => self.receive(
-                ACTIVATIONS,
-                self.minibatch(self.forwards),
-                minibatch,
-                stage,
-                peer,
-            ),
-            Op::ReceiveGradients {
-                minibatch,
-                stage,
-                peer,
-            } => self.receive(
-                GRADIENTS,
-                self.minibatch(self.backwards),
-                minibatch,
-                stage,
-                peer,
-            ),
-            Op::SendActivations {
-                minibatch,
-                stage,
-                peer,
-            } => {
-                let last = self.forwards.checked_sub(1).and_then(|q| self.minibatch(q));
-                self.send(ACTIVATIONS, last, minibatch, stage, peer)
-            }
-            Op::SendGradients {
-                minibatch,
-                stage,
-                peer,
-            } => {
-                let last = self
-                    .backwards
-                    .checked_sub(1)
-                    .and_then(|q| self.minibatch(q));
-                self.send(GRADIENTS, last, minibatch, stage, peer)
-            }
-            Op::Forward { minibatch, version } => {
-                require(
-                    self.minibatch(self.forwards) == Some(minibatch),
-                    "a replica's forwards are those of its minibatches, in order",
-                )?;
-                require(
-                    version == shape.forward_version(self.forwards),
-                    "the forward of round q reads the version after round q - K - d",
-                )?;
-                require(version <= self.steps, "a version is made before it is read")?;
-                self.compute(ACTIVATIONS, self.sources(), self.readers())?;
-                self.forwards += 1;
-                require(
-                    self.forwards - self.backwards <= shape.depth,
-                    "a replica has at most K minibatches in flight",
-                )
-            }
-            Op::Backward { minibatch, version } => {
-                require(
-                    self.backwards < self.forwards
-                        && self.minibatch(self.backwards) == Some(minibatch),
-                    "a backward follows its forward, in the order of the minibatches",
-                )?;
-                require(
-                    version == shape.forward_version(self.backwards),
-                    "a backward reads the version that its forward read",
-                )?;
-                self.compute(GRADIENTS, self.gradient_sources(), self.gradient_readers())?;
-                self.backwards += 1;
-                Ok(())
-            }
-            Op::AllReduce { round } => {
-                require(
-                    shape.replicas > 1,
-                    "an unreplicated stage has nothing to all-reduce",
-                )?;
-                require(
-                    round == self.reduces && self.has_gradients_of(round),
-                    "the all-reduce of a round follows its backward, in order",
-                )?;
-                self.reduces += 1;
-                Ok(())
-            }
-            Op::Step { round, minibatches } => {
-                require(
-                    round == self.steps && self.has_gradients_of(round),
-                    "the step of a round follows its backward, in order",
-                )?;
-                let first = round * shape.replicas;
-                let whole = self.schedule.minibatches.saturating_sub(first);
-                require(
-                    minibatches == shape.replicas.min(whole),
-                    "a step averages over the minibatches of its round",
-                )?;
-                require(
-                    shape.replicas == 1 || round < self.reduces,
-                    "the step of a round follows its all-reduce",
-                )?;
-                self.steps += 1;
-                Ok(())
-            }
-        }
-    }
-
-    /// Whether this replica's share of the round's gradient is there (it may have none in the last round).
-    fn has_gradients_of(&self, round: usize) -> bool {
-        let shape = self.schedule.stages[self.stage()];
-        round < shape.rounds(self.schedule.minibatches)
-            && (round < self.backwards || self.minibatch(round).is_none())
-    }
-
-    fn is_peer(&self, stage: usize, minibatch: usize, peer: usize) -> bool {
-        let stages = &self.schedule.stages;
-        stages
-            .get(stage)
-            .is_some_and(|s| peer == first_worker(stages, stage) + minibatch % s.replicas)
-    }
-
-    fn receive(
-        &mut self,
-        kind: usize,
-        due: Option<usize>,
-        minibatch: usize,
-        stage: usize,
-        peer: usize,
-    ) -> Result<(), &'static str> {
-        require(
-            due == Some(minibatch) && self.is_peer(stage, minibatch, peer),
-            "a receive is for the next minibatch, from the replica that serves it",
-        )?;
-        require(
-            self.received[kind].insert(stage),
-            "a message is received once",
-        )
-    }
-
-    fn send(
-        &mut self,
-        kind: usize,
-        last: Option<usize>,
-        minibatch: usize,
-        stage: usize,
-        peer: usize,
-    ) -> Result<(), &'static str> {
-        require(
-            last == Some(minibatch) && self.is_peer(stage, minibatch, peer),
-            "a send is of the minibatch just computed, to the replica that serves it",
-        )?;
-        require(
-            self.unsent[kind].remove(&stage),
-            "a message goes once to each stage that reads it",
-        )
-    }
-
-    fn compute(
-        &mut self,
-        kind: usize,
-        sources: HashSet<usize>,
-        readers: HashSet<usize>,
-    ) -> Result<(), &'static str> {
-        require(
-            self.received[kind] == sources,
-            "everything that is read has been received",
-        )?;
-        require(
-            self.unsent[kind].is_empty(),
-            "everything that others read is sent",
-        )?;
-        self.received[kind].clear();
-        self.unsent[kind] = readers;
-        Ok(())
-    }
-
-    fn finish(&self) -> Result<(), &'static str> {
-        let shape = self.schedule.stages[self.stage()];
-        require(
-            self.minibatch(self.forwards).is_none() && self.backwards == self.forwards,
-            "every minibatch goes forward and backward once",
-        )?;
-        require(
-            self.steps == shape.rounds(self.schedule.minibatches),
-            "every round ends with a step",
-        )?;
-        require(
-            self.unsent.iter().all(HashSet::is_empty),
-            "everything that others read is sent",
-        )
-    }
-}
-
-fn require(holds: bool, rule: &'static str) -> Result<(), &'static str> {
-    if holds { Ok(()) } else { Err(rule) }
 }
 
 #[cfg(test)]

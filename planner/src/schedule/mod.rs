@@ -5,6 +5,7 @@
 mod check;
 mod generate;
 mod holdings;
+mod list;
 
 use serde::{Deserialize, Serialize};
 

@@ -50,7 +50,7 @@ const SETTLED: f64 = 1e-3;
 /// A schedule longer than this many operations is not made longer to find the steady state.
 const MOST_OPERATIONS: usize = 100_000;
 /// A pipeline that needs more than this to get under way is not simulated at all.
-const TOO_MANY_OPERATIONS: usize = 4_000_000;
+const TOO_MANY_OPERATIONS: usize = 1_000_000;
 
 /// Simulates a pipeline of these shapes until its rhythm repeats.
 ///
