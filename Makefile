@@ -17,7 +17,7 @@ help: ## list the targets
 
 .PHONY: setup
 setup: ## check for cargo and a linker, install the linker where apt can
-	@command -v cargo >/dev/null || { echo "error: cargo is missing: install Rust 1.88 or newer from https://rustup.rs" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "error: cargo is missing: install Rust 1.89 or newer from https://rustup.rs" >&2; exit 1; }
 	@command -v cc >/dev/null || { echo "installing gcc" >&2; apt-get update -qq && apt-get install -y -qq gcc libc6-dev; }
 
 .PHONY: build
@@ -38,6 +38,10 @@ check: setup ## formatting, lints, tests, documentation: what every commit passe
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	@tools/test
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+.PHONY: bench
+bench: setup ## training steps on one core against PyTorch's, in turns; installs PyTorch into .venv if need be
+	@bench/run
 
 .PHONY: clean
 clean: ## remove what the other targets made

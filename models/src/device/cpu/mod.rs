@@ -14,7 +14,7 @@ use super::pool::{self, Memory};
 use super::{BatchNormBackward, BatchNormForward, Device, LossOutput};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
-use kernels::{conv, elementwise, matmul, norm, pool as pooling};
+use kernels::{conv, elementwise, lrn, matmul, norm, pool as pooling};
 use reference::{layout, loss};
 
 /// A CPU worker's device: a pool of memory and a number of cores.
@@ -361,13 +361,13 @@ impl Device for CpuDevice {
     fn lrn(&self, p: &Lrn, x: &Tensor) -> (Tensor, Tensor) {
         let mut output = self.floats(x.shape());
         let mut base = self.floats(x.shape());
-        reference::norm::lrn(p, x.f32s(), out(&mut output), out(&mut base));
+        lrn::forward(p, x.f32s(), out(&mut output), out(&mut base));
         (output, base)
     }
 
     fn lrn_backward(&self, p: &Lrn, x: &Tensor, base: &Tensor, grad: &Tensor) -> Tensor {
         let mut input_grad = self.floats(x.shape());
-        reference::norm::lrn_backward(p, x.f32s(), base.f32s(), grad.f32s(), out(&mut input_grad));
+        lrn::backward(p, x.f32s(), base.f32s(), grad.f32s(), out(&mut input_grad));
         input_grad
     }
 

@@ -11,6 +11,7 @@ mod block;
 pub mod conv;
 pub mod elementwise;
 pub mod layout;
+pub mod lrn;
 mod math;
 pub mod matmul;
 pub mod norm;
