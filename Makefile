@@ -43,6 +43,21 @@ check: setup ## formatting, lints, tests, documentation: what every commit passe
 bench: setup ## training steps on one core against PyTorch's, in turns; installs PyTorch into .venv if need be
 	@bench/run
 
+.PHONY: results
+results: build ## rewrite results/: plans, plots and training runs, a few minutes
+	@tools/results $(BIN)
+
+.PHONY: verify
+verify: build ## run the models that `make run` trained in ONNX Runtime (from pip) and compare
+	@[ -d $(RUN)/straight ] || $(MAKE) run
+	@[ -x .venv/bin/python ] || python3 -m venv .venv
+	@.venv/bin/python -c 'import onnxruntime' 2>/dev/null || .venv/bin/pip install --quiet numpy onnxruntime
+	@for run in straight replicated; do .venv/bin/python tools/verify_onnx.py $(RUN)/$$run; done
+
+.PHONY: predict
+predict: build ## predicted against measured throughput on two one-core workers, about ten minutes
+	@python3 tools/prediction $(BIN)
+
 .PHONY: clean
 clean: ## remove what the other targets made
 	cargo clean
