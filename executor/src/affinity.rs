@@ -1,19 +1,31 @@
-//! Cores of their own for workers, so that the operating system does not move them about.
+//! Cores of their own for workers: a CPU worker owns its cores as another owns its accelerator.
+//!
+//! Left alone, the operating system often wakes a worker on the core of the one that it waited for,
+//! and both then share it.
 
-/// Binds the calling thread, and those it will start, to `count` cores from number `first` on.
+/// Binds the calling thread, and those it will start, to `count` of the cores it may use, from the
+/// `first` of them on.
 ///
-/// Does nothing where there are fewer cores than that, or on systems without such a call.
+/// Does nothing where there are fewer than that.
 #[cfg(target_os = "linux")]
 pub fn bind(first: usize, count: usize) {
-    use nix::sched::{CpuSet, sched_setaffinity};
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
     use nix::unistd::Pid;
 
-    let available = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut cores = CpuSet::new();
-    let all_set = (first..first + count).all(|core| core < available && cores.set(core).is_ok());
-    if all_set {
+    let this_thread = Pid::from_raw(0);
+    let Ok(allowed) = sched_getaffinity(this_thread) else {
+        return;
+    };
+    let mut own = CpuSet::new();
+    let found = (0..CpuSet::count())
+        .filter(|&core| allowed.is_set(core).unwrap_or(false))
+        .skip(first)
+        .take(count)
+        .filter(|&core| own.set(core).is_ok())
+        .count();
+    if found == count {
         // A sandbox may forbid it: the worker then runs where the system puts it.
-        let _ = sched_setaffinity(Pid::from_raw(0), &cores);
+        let _ = sched_setaffinity(this_thread, &own);
     }
 }
 

@@ -72,9 +72,9 @@ pub struct Cli {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
 
-    /// Keep each worker on cores of its own (Linux)
+    /// Do not keep each worker on cores of its own, as is done on Linux where there are enough
     #[arg(long)]
-    pub pin: bool,
+    pub no_pin: bool,
 
     /// Print the summary as JSON instead of the table
     #[arg(long)]
@@ -135,7 +135,8 @@ pub struct DataArgs {
 #[command(next_help_heading = "Training")]
 pub struct TrainingArgs {
     /// Learning rate at the first stage's global batch (its replicas times the batch size); the other
-    /// stages' is scaled by their replicas over the first one's [default: 0.02 for sgd, 0.001 for adam]
+    /// stages' is scaled by their replicas over the first one's [default: 0.02 for sgd, 0.001
+    /// for adam, next to nothing with --synthetic]
     #[arg(long, value_name = "RATE", value_parser = positive)]
     pub lr: Option<f32>,
 
@@ -228,6 +229,8 @@ impl Cli {
             },
             optimizer: training.optimizer(),
             learning_rate: training.lr.unwrap_or(match training.optimizer {
+                // There is nothing to learn, and no step may spoil the numbers.
+                _ if self.data.synthetic => 1e-6,
                 OptimizerName::Sgd => 0.02,
                 OptimizerName::Adam => 0.001,
             }),
@@ -243,7 +246,7 @@ impl Cli {
             max_minibatches: self.steps.map(|n| n as usize),
             device: self.device.clone(),
             threads: self.threads.map(|n| n as usize),
-            pin: self.pin,
+            pin: !self.no_pin,
             keep_outputs: self.save_test.is_some(),
         }
     }

@@ -61,7 +61,7 @@ pub struct Options {
     pub device: String,
     /// Cores per worker; the plan's if none.
     pub threads: Option<usize>,
-    /// Whether workers stay on cores of their own.
+    /// Whether workers stay on cores of their own, if there are enough.
     pub pin: bool,
     /// Whether to keep what the trained model gives for the held-out samples.
     pub keep_outputs: bool,

@@ -7,12 +7,13 @@ use std::path::Path;
 use executor::job::Baseline;
 use executor::train::{Job, Material};
 use models::device;
+use models::device::params::Binary;
 use models::ops::Context;
 use models::optimizer::Optimizer;
 use models::tensor::Tensor;
 use planner::schedule::StageShape;
 
-use common::{digits, job, lenet, mnist, norm_dropout, options, plan, run, shapes};
+use common::{digits, job, lenet, mnist, norm_dropout_skip, options, plan, run, shapes};
 
 /// Largest relative difference that passes for equal.
 const TOLERANCE: f32 = 1e-5;
@@ -125,9 +126,13 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
             let grads = outputs.map(|value| upstream.remove(value)).collect();
             let gradients = stage.program.backward(&context, stash, &weights, grads);
             for (&value, gradient) in stage.program.inputs().iter().zip(gradients.inputs) {
-                if let Some(gradient) = gradient {
-                    upstream.insert(value, gradient);
-                }
+                let Some(gradient) = gradient else { continue };
+                // Several stages may read one value.
+                let sum = match upstream.remove(&value) {
+                    Some(other) => device.binary(Binary::Add, other, gradient),
+                    None => gradient,
+                };
+                upstream.insert(value, sum);
             }
             let simulated = &mut stages[s];
             for (sum, gradient) in simulated.gradients.iter_mut().zip(&gradients.weights) {
@@ -207,8 +212,23 @@ fn replicated_pipelines_follow_the_rule() {
 }
 
 #[test]
+fn a_skip_connection_goes_directly_to_the_stage_that_reads_it() {
+    let plan = plan(&norm_dropout_skip(), 16, &shapes(&[1, 1, 1, 1], 0));
+    let job = job(&plan, &options(&digits(), 9));
+    let readers: Vec<usize> = job.stages[1].outgoing.iter().map(|l| l.stage).collect();
+    assert_eq!(readers, [2, 3]);
+    let (losses, _) = run(&job);
+    assert_close(&losses, &simulate(&job, 9), "skip connection");
+}
+
+#[test]
 fn batch_norm_and_dropout_follow_the_rule() {
-    check(&norm_dropout(), &digits(), &[&[1], &[1, 1], &[2, 1]], 21);
+    check(
+        &norm_dropout_skip(),
+        &digits(),
+        &[&[1], &[1, 1], &[2, 1], &[2, 1, 2]],
+        21,
+    );
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub struct Job {
     pub device: String,
     /// Cores per worker.
     pub threads: usize,
-    /// Whether workers stay on cores of their own.
+    /// Whether workers stay on cores of their own, if there are enough.
     pub pin: bool,
     /// Whether to keep what the trained model gives for the held-out samples.
     pub keep_outputs: bool,

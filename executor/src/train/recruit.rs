@@ -58,7 +58,7 @@ impl Recruit {
             settings: job.settings.clone(),
             device: job.device.clone(),
             threads: job.threads,
-            pin: job.pin,
+            pin: job.pin && workers_have_cores(job),
             gauge,
             events,
         }
@@ -100,4 +100,11 @@ impl Recruit {
         }
         .run(commands);
     }
+}
+
+/// Whether there is a core for every thread of every worker: sharing is best left to the system.
+fn workers_have_cores(job: &Job) -> bool {
+    let workers: usize = job.stages.iter().map(|s| s.shape.replicas).sum();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    workers * job.threads <= cores
 }

@@ -31,9 +31,9 @@ pub fn lenet() -> PathBuf {
     repository("models/zoo/lenet5.onnx")
 }
 
-/// Convolution, batch norm, dropout and a classifier for 8x8 digits.
-pub fn norm_dropout() -> PathBuf {
-    repository("executor/tests/models/norm_dropout.onnx")
+/// Convolutions, batch norm, dropout and a skip connection for 8x8 digits.
+pub fn norm_dropout_skip() -> PathBuf {
+    repository("executor/tests/models/norm_dropout_skip.onnx")
 }
 
 /// 10,000 digits for [`lenet`].
@@ -41,7 +41,7 @@ pub fn mnist() -> PathBuf {
     repository("data/mnist10k.npz")
 }
 
-/// 1,797 digits for [`norm_dropout`].
+/// 1,797 digits for [`norm_dropout_skip`].
 pub fn digits() -> PathBuf {
     repository("data/digits8x8.npz")
 }

@@ -1,4 +1,5 @@
-"""Writes norm_dropout.onnx beside this file: Conv, batch norm in training mode, dropout, Gemm.
+"""Writes norm_dropout_skip.onnx beside this file: Conv, batch norm in training mode, dropout, and a connection
+that leads past the second half to the end.
 
 Needs numpy and onnx; the tests only need what it wrote.
 """
@@ -34,6 +35,8 @@ initializers = [
     constant("training", True, bool),
     weight("fc.weight", 10, 8 * 4 * 4),
     constant("fc.bias", [0.0] * 10),
+    weight("skip.weight", 10, 6 * 4 * 4),
+    constant("skip.bias", [0.0] * 10),
 ]
 
 
@@ -53,11 +56,14 @@ nodes = [
     helper.make_node("Relu", ["norm2.out"], ["r2"], name="relu2"),
     helper.make_node("Dropout", ["r2", "ratio", "training"], ["d2"], name="dropout"),
     helper.make_node("Flatten", ["d2"], ["f"], name="flatten"),
-    helper.make_node("Gemm", ["f", "fc.weight", "fc.bias"], ["output"], name="fc", transB=1),
+    helper.make_node("Gemm", ["f", "fc.weight", "fc.bias"], ["main"], name="fc", transB=1),
+    helper.make_node("Flatten", ["p1"], ["f1"], name="flatten_skip"),
+    helper.make_node("Gemm", ["f1", "skip.weight", "skip.bias"], ["skipped"], name="skip", transB=1),
+    helper.make_node("Add", ["main", "skipped"], ["output"], name="add"),
 ]
 graph = helper.make_graph(
     nodes,
-    "norm_dropout",
+    "norm_dropout_skip",
     [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 1, 8, 8])],
     [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 10])],
     initializers,
