@@ -1,9 +1,11 @@
 //! The command line of dp-plan: what may be asked, turned into a request, carried out, printed.
 
+pub mod convert;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use clap::{Parser, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cost::Formula;
 use crate::file::{self, FileError};
@@ -18,10 +20,42 @@ use crate::{Plan, report};
 /// Reads a profile written by dp-profile, prints the best plan with what every alternative would give, and writes
 /// the plan that dp-run carries out.
 #[derive(Debug, Parser)]
-#[command(name = "dp-plan", version, max_term_width = 100)]
+#[command(
+    name = "dp-plan",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+pub struct CommandLine {
+    /// What to plan.
+    #[command(flatten)]
+    pub plan: Option<Arguments>,
+    /// What else to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Everything besides planning.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write a profile of another planner as a profile of dp-profile
+    Convert(convert::Arguments),
+}
+
+/// What to plan.
+#[derive(Debug, Args)]
 pub struct Arguments {
-    /// Profile of the model, written by dp-profile
+    /// Profile of the model, written by dp-profile or another planner's profiler (see --from)
     pub profile: PathBuf,
+
+    /// Who wrote the profile [default: seen from its content]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub from: Option<convert::FormatName>,
+
+    /// Samples per minibatch, where another planner's profile does not tell
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub batch: Option<usize>,
 
     /// Devices (or CPU workers) to plan for, all alike
     #[arg(long, value_name = "N", value_parser = parse_count)]
@@ -197,12 +231,22 @@ impl Arguments {
     }
 }
 
-/// Loads the profile, plans, prints and writes what was asked for.
+/// Does what the command line asks for.
 ///
 /// # Errors
 /// Each is one line for the user.
-pub fn run(arguments: &Arguments) -> Result<(), CliError> {
-    let profile = Profile::load(&arguments.profile)?;
+pub fn run(command_line: &CommandLine) -> Result<(), CliError> {
+    match (&command_line.command, &command_line.plan) {
+        (Some(Command::Convert(arguments)), _) => convert::run(arguments),
+        (None, Some(arguments)) => plan(arguments),
+        // clap asks for one of the two.
+        (None, None) => Ok(()),
+    }
+}
+
+/// Loads the profile, plans, prints and writes what was asked for.
+fn plan(arguments: &Arguments) -> Result<(), CliError> {
+    let profile = convert::load(&arguments.profile, arguments.from, arguments.batch)?;
     let profile_file = FileRef {
         file: arguments.profile.display().to_string(),
         sha256: file::sha256_of_file(&arguments.profile)?,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
+use crate::import::ImportError;
 use crate::plan::PlanError;
 use crate::profile::ProfileError;
 
@@ -57,6 +58,16 @@ pub enum FileError {
         expected: &'static str,
         /// What to do.
         hint: String,
+    },
+    /// A profile of another planner that is wrong.
+    #[error("{}:{problem} (read as a {what})", path.display())]
+    Import {
+        /// The file.
+        path: PathBuf,
+        /// What it was read as.
+        what: &'static str,
+        /// What is wrong, from its line on.
+        problem: ImportError,
     },
     /// A profile that contradicts itself.
     #[error("{}: {problem}", path.display())]

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod cost;
 pub mod file;
 pub mod graph;
+pub mod import;
 pub mod plan;
 #[cfg(feature = "solver")]
 pub mod planning;

@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use planner::cli::{Arguments, run};
+use planner::cli::{CommandLine, run};
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
+    let command_line = match CommandLine::try_parse() {
+        Ok(command_line) => command_line,
         Err(error) if error.kind() == ErrorKind::ValueValidation => {
             // The first line says everything; a usage reminder would only bury it.
             let text = error.to_string();
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         }
         Err(error) => error.exit(),
     };
-    match run(&arguments) {
+    match run(&command_line) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

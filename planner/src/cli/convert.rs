@@ -1,0 +1,73 @@
+//! Profiles of other planners: `--from`, and `dp-plan convert`.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use super::{CliError, parse_count};
+use crate::import::{self, Format};
+use crate::profile::Profile;
+
+/// `dp-plan convert`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Profile written by another planner's profiler
+    pub file: PathBuf,
+
+    /// Who wrote the profile [default: seen from its content]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub from: Option<FormatName>,
+
+    /// Samples per minibatch, where another planner's profile does not tell
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    pub batch: Option<usize>,
+
+    /// Write the profile to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// `--from`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatName {
+    /// dp-profile
+    Own,
+    /// PipeDream's profiler: graph.txt
+    #[value(name = "pipedream")]
+    PipeDream,
+    /// Workloads of Tarnawski et al. 2020: JSON
+    DnnPartitioning,
+    /// Piper: JSON
+    Piper,
+}
+
+/// The profile in `path`; what its format leaves open is told on stderr.
+///
+/// # Errors
+/// If it cannot be read or used.
+pub(super) fn load(
+    path: &Path,
+    from: Option<FormatName>,
+    batch: Option<usize>,
+) -> Result<Profile, CliError> {
+    let format = from.map(|name| match name {
+        FormatName::Own => Format::Own,
+        FormatName::PipeDream => Format::PipeDream,
+        FormatName::DnnPartitioning => Format::DnnPartitioning,
+        FormatName::Piper => Format::Piper,
+    });
+    let imported = import::load(path, format, batch)?;
+    for note in &imported.notes {
+        eprintln!("note: {}: {note}", path.display());
+    }
+    Ok(imported.profile)
+}
+
+/// Reads the file and writes it in this program's format.
+///
+/// # Errors
+/// Each is one line for the user.
+pub(super) fn run(arguments: &Arguments) -> Result<(), CliError> {
+    let profile = load(&arguments.file, arguments.from, arguments.batch)?;
+    Ok(profile.save(&arguments.output)?)
+}
