@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, ValueEnum};
 use executor::data::DataOptions;
 use executor::job::{Baseline, Options};
+use executor::learning_rate::Decay;
 use models::init::Init;
 use models::loss::Loss;
 use models::optimizer::Optimizer;
@@ -140,6 +141,10 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "RATE", value_parser = positive)]
     pub lr: Option<f32>,
 
+    /// How the rate changes over the run
+    #[arg(long, value_enum, default_value_t = DecayName::None)]
+    pub lr_decay: DecayName,
+
     /// Use --lr as it is in every stage
     #[arg(long)]
     pub no_lr_scaling: bool,
@@ -159,6 +164,10 @@ pub struct TrainingArgs {
     /// What is minimised
     #[arg(long, value_enum, default_value_t = LossName::CrossEntropy)]
     pub loss: LossName,
+
+    /// Train Dropout and BatchNormalization nodes also where they were exported for inference
+    #[arg(long)]
+    pub training_form: bool,
 
     /// First weights: those in the file, or new ones drawn by the seed
     #[arg(long, value_enum, default_value_t = InitName::Keep)]
@@ -190,6 +199,15 @@ pub enum OptimizerName {
     Sgd,
     /// Adam
     Adam,
+}
+
+/// `--lr-decay`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DecayName {
+    /// It stays as it is
+    None,
+    /// Along half a cosine wave to 0 at the end of the run
+    Cosine,
 }
 
 /// `--loss`.
@@ -234,8 +252,13 @@ impl Cli {
                 OptimizerName::Sgd => 0.02,
                 OptimizerName::Adam => 0.001,
             }),
+            decay: match training.lr_decay {
+                DecayName::None => Decay::None,
+                DecayName::Cosine => Decay::Cosine,
+            },
             scale_learning_rate: !training.no_lr_scaling,
             weight_stashing: !training.no_weight_stashing,
+            training_form: training.training_form,
             init: match training.init {
                 InitName::Keep => Init::Keep,
                 InitName::He => Init::He,

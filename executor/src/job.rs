@@ -17,6 +17,7 @@ use planner::schedule::StageShape;
 use crate::data::shuffle::below;
 use crate::data::{self, DataOptions, Minibatch, Signature};
 use crate::error::RunError;
+use crate::learning_rate::Decay;
 use crate::stage;
 use crate::train::{Job, Material};
 use crate::worker::Settings;
@@ -45,10 +46,14 @@ pub struct Options {
     pub optimizer: Optimizer,
     /// Learning rate at the global batch of the first stage.
     pub learning_rate: f32,
+    /// How it changes over the run.
+    pub decay: Decay,
     /// Whether the other stages' rates are scaled by their replicas over the first one's.
     pub scale_learning_rate: bool,
     /// Whether a backward reads the version its forward read.
     pub weight_stashing: bool,
+    /// Whether Dropout and BatchNormalization in inference form train all the same.
+    pub training_form: bool,
     /// Where the first weights come from.
     pub init: Init,
     /// Seed of weights, order of samples, and masks.
@@ -83,7 +88,7 @@ pub fn prepare(
     let model = open_model(plan_file, plan, options.model.as_deref())?;
     let build = BuildOptions {
         batch: Some(plan.batch_size),
-        training_form: true,
+        training_form: options.training_form,
         ..BuildOptions::default()
     };
     let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
@@ -117,6 +122,7 @@ pub fn prepare(
             weight_stashing: options.weight_stashing,
         },
         learning_rate: options.learning_rate,
+        decay: options.decay,
         scale_learning_rate: options.scale_learning_rate,
         weights,
         material,

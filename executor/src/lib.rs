@@ -9,6 +9,7 @@ mod affinity;
 pub mod data;
 pub mod error;
 pub mod job;
+pub mod learning_rate;
 pub mod record;
 pub mod stage;
 pub mod train;

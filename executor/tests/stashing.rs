@@ -143,7 +143,10 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
             simulated.summed += 1;
             if simulated.summed == stage.shape.replicas || m + 1 == minibatches {
                 let scale = stage.shape.replicas as f32 / job.stages[0].shape.replicas as f32;
-                let rate = job.learning_rate * if job.scale_learning_rate { scale } else { 1.0 };
+                // The cosine, at the round's first minibatch.
+                let share = (m + 1 - simulated.summed) as f32 / minibatches as f32;
+                let base = job.learning_rate * (1.0 + (std::f32::consts::PI * share).cos()) / 2.0;
+                let rate = base * if job.scale_learning_rate { scale } else { 1.0 };
                 let mut next = simulated.versions.last().unwrap().clone();
                 for ((weight, velocity), sum) in next
                     .iter_mut()

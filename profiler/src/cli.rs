@@ -27,6 +27,10 @@ pub struct Cli {
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dimension)]
     pub dims: Vec<(String, usize)>,
 
+    /// Train Dropout and BatchNormalization nodes also where they were exported for inference
+    #[arg(long)]
+    pub training_form: bool,
+
     /// Where to measure: auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
@@ -97,7 +101,7 @@ impl Cli {
             build: BuildOptions {
                 batch: self.batch.map(|batch| batch as usize),
                 dims: self.dims.iter().cloned().collect(),
-                ..BuildOptions::default()
+                training_form: self.training_form,
             },
             device: self.device.clone(),
             threads: self.threads as usize,

@@ -15,6 +15,7 @@ use super::recruit::Recruit;
 use super::{Job, Observer, Step};
 use crate::data::loader::{Delivery, Feed, Loader, Reader};
 use crate::error::RunError;
+use crate::learning_rate::LearningRate;
 use crate::stage::{self, Stage};
 use crate::transport::{AbortHandle, local};
 use crate::worker::{Command, Event, Report, WorkerError};
@@ -124,6 +125,11 @@ impl Crew {
         let schedule = Arc::new(schedule(&self.stages, minibatches)?);
         let (loader, feeds) = self.load(job, feed, self.whole_rounds());
         let begin = Instant::now();
+        let rate = LearningRate {
+            base: job.learning_rate,
+            decay: job.decay,
+            minibatches: job.minibatches()?,
+        };
         let first_replicas = self.stages[0].shape.replicas as f32;
         for ((worker, feed), role) in feeds.into_iter().enumerate().zip(&schedule.roles) {
             let replicas = self.stages[role.stage].shape.replicas as f32;
@@ -138,7 +144,8 @@ impl Crew {
                     schedule: Arc::clone(&schedule),
                     feed,
                     first_minibatch,
-                    learning_rate: job.learning_rate * factor,
+                    rate: rate.scaled(factor),
+                    steps_before,
                 },
             );
         }

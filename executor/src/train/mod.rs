@@ -14,6 +14,7 @@ use models::tensor::Tensor;
 use crate::data::loader::Feed;
 use crate::data::{DataError, Dataset, Minibatch};
 use crate::error::RunError;
+use crate::learning_rate::Decay;
 use crate::stage::Stage;
 use crate::worker::{Report, Settings};
 use crew::Crew;
@@ -41,6 +42,8 @@ pub struct Job {
     pub settings: Settings,
     /// Learning rate at the global batch of the first stage.
     pub learning_rate: f32,
+    /// How it changes over the run.
+    pub decay: Decay,
     /// Whether the other stages' rates are scaled by their replicas over the first one's.
     pub scale_learning_rate: bool,
     /// Initial value of every parameter of the graph, on the host.
@@ -251,6 +254,15 @@ fn run(
 }
 
 impl Job {
+    /// Minibatches that the run will train when nothing stops it.
+    ///
+    /// # Errors
+    /// As [`Self::minibatches_per_epoch`].
+    pub fn minibatches(&self) -> Result<usize, RunError> {
+        let all = self.minibatches_per_epoch()?.saturating_mul(self.epochs);
+        Ok(all.min(self.max_minibatches.unwrap_or(usize::MAX)))
+    }
+
     /// Full minibatches in one epoch.
     ///
     /// # Errors

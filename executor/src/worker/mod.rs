@@ -18,6 +18,7 @@ use models::tensor::Tensor;
 use planner::schedule::Schedule;
 
 use crate::data::loader::Delivery;
+use crate::learning_rate::LearningRate;
 use crate::stage::Stage;
 use crate::transport::{Group, Traffic, Transport, TransportError};
 use versions::VersionStore;
@@ -49,7 +50,9 @@ pub enum Command {
         /// Number in the run of the schedule's minibatch 0.
         first_minibatch: u64,
         /// Learning rate of this stage.
-        learning_rate: f32,
+        rate: LearningRate,
+        /// Minibatches that the run trained before this schedule.
+        steps_before: usize,
     },
     /// Average the running statistics over the stage's replicas.
     AverageStates,
@@ -208,8 +211,9 @@ impl Worker {
                     schedule,
                     feed,
                     first_minibatch,
-                    learning_rate,
-                } => self.train(&schedule, &feed, first_minibatch, learning_rate)?,
+                    rate,
+                    steps_before,
+                } => self.train(&schedule, &feed, first_minibatch, rate, steps_before)?,
                 Command::AverageStates => self.average_states()?,
                 Command::Evaluate {
                     minibatches,

@@ -12,6 +12,7 @@ use planner::schedule::{Op, Schedule};
 
 use super::{Event, Worker, WorkerError};
 use crate::data::loader::Delivery;
+use crate::learning_rate::LearningRate;
 use crate::stage::Stage;
 use crate::transport::{Direction, Message, Tag};
 
@@ -109,7 +110,8 @@ impl Worker {
         schedule: &Schedule,
         feed: &Receiver<Delivery>,
         first_minibatch: u64,
-        learning_rate: f32,
+        rate: LearningRate,
+        steps_before: usize,
     ) -> Result<(), WorkerError> {
         let stages = self.stages.clone();
         let stage = &stages[self.stage];
@@ -182,7 +184,8 @@ impl Worker {
                         // A stage without replicas has its gradients at once.
                         None => segment.gradients.remove(&round).unwrap_or_default(),
                     };
-                    self.step(&gradients, learning_rate);
+                    let first = round * stage.shape.replicas;
+                    self.step(&gradients, rate.at(steps_before + first));
                 }
                 // Passed over: the run was stopped before this minibatch.
                 _ => {}

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use executor::data::DataOptions;
 use executor::error::RunError;
 use executor::job::{Baseline, Options, prepare};
+use executor::learning_rate::Decay;
 use executor::train::{Epoch, Job, Observer, Outcome, Step, train};
 use models::graph::{BuildOptions, Graph};
 use models::init::Init;
@@ -148,8 +149,10 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
             nesterov: false,
         },
         learning_rate: 0.02,
+        decay: Decay::Cosine,
         scale_learning_rate: true,
         weight_stashing: true,
+        training_form: true,
         init: Init::He,
         seed: 7,
         epochs: 1,
