@@ -9,7 +9,7 @@ RUN := run
 # The demonstration: LeNet-5 on 10,000 MNIST digits over three workers.
 MODEL := models/zoo/lenet5.onnx
 DATA := data/mnist10k.npz
-TRAIN := --epochs 6 --lr 0.03 --momentum 0.9 --seed 1
+TRAIN := --epochs 6 --lr 0.03 --lr-decay cosine --seed 1
 
 .PHONY: help
 help: ## list the targets

@@ -11,7 +11,7 @@ use std::time::Instant;
 use clap::Parser;
 use executor::job::{self, predicted_samples_per_s};
 use executor::record::{self, Recorder, Summary};
-use executor::train::{Material, train};
+use executor::train::{Material, cores_here, train};
 use planner::Plan;
 
 use cli::Cli;
@@ -40,9 +40,21 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     let options = cli.options();
     let (model, job) = job::prepare(&cli.plan, &plan, &options, stop)?;
 
-    for parameter in job.constant_fills() {
+    let fills: Vec<&str> = job.constant_fills().collect();
+    if let [first, others @ ..] = &fills[..] {
         eprintln!(
-            "warning: the weight '{parameter}' holds one number everywhere and cannot learn from there; use --init he"
+            "warning: weight '{first}'{} one number everywhere and cannot learn from there; use --init he",
+            match others.len() {
+                0 => " holds".to_owned(),
+                n => format!(" and {n} more hold"),
+            }
+        );
+    }
+    if job.cores_wanted() > cores_here() {
+        eprintln!(
+            "warning: the workers want {} cores and share {}: expect less than the predicted throughput",
+            job.cores_wanted(),
+            cores_here()
         );
     }
 

@@ -253,6 +253,11 @@ fn run(
     })
 }
 
+/// Cores that this process may use.
+pub fn cores_here() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl Job {
     /// Minibatches that the run will train when nothing stops it.
     ///
@@ -288,6 +293,12 @@ impl Job {
         pairs
             .filter(|(parameter, value)| init::is_constant_fill(value, parameter.fan))
             .map(|(parameter, _)| parameter.name.as_str())
+    }
+
+    /// Cores that all workers together own.
+    pub fn cores_wanted(&self) -> usize {
+        let workers: usize = self.stages.iter().map(|s| s.shape.replicas).sum();
+        workers * self.threads
     }
 
     fn stopped(&self) -> bool {

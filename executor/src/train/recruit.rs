@@ -9,7 +9,7 @@ use models::device;
 use models::optimizer::OptimizerState;
 use models::tensor::Tensor;
 
-use super::Job;
+use super::{Job, cores_here};
 use crate::affinity;
 use crate::stage::Stage;
 use crate::transport::LocalTransport;
@@ -58,7 +58,8 @@ impl Recruit {
             settings: job.settings.clone(),
             device: job.device.clone(),
             threads: job.threads,
-            pin: job.pin && workers_have_cores(job),
+            // Sharing cores is best left to the system.
+            pin: job.pin && job.cores_wanted() <= cores_here(),
             gauge,
             events,
         }
@@ -100,11 +101,4 @@ impl Recruit {
         }
         .run(commands);
     }
-}
-
-/// Whether there is a core for every thread of every worker: sharing is best left to the system.
-fn workers_have_cores(job: &Job) -> bool {
-    let workers: usize = job.stages.iter().map(|s| s.shape.replicas).sum();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    workers * job.threads <= cores
 }
