@@ -177,16 +177,11 @@ fn stages(
     evaluation: &Evaluation,
     shapes: &[StageShape],
 ) -> Result<Vec<Stage>, PlanningError> {
-    let links: Vec<_> = evaluation.links.iter().map(|l| l.link()).collect();
-    let in_flight = shapes.iter().map(|s| s.replicas * (s.depth + 2)).max();
-    let schedule = Schedule::one_f_one_b(shapes, &links, 2 * in_flight.unwrap_or(0))
-        .map_err(SimulationError::from)?;
     let mut first_worker = 0;
     let stages = evaluation.stages.iter().zip(shapes).map(|(e, shape)| {
         let workers: Vec<usize> = (first_worker..first_worker + shape.replicas).collect();
-        let versions = schedule.versions_held(first_worker);
         first_worker += shape.replicas;
-        Stage {
+        Ok(Stage {
             layers: e
                 .layers
                 .clone()
@@ -195,7 +190,7 @@ fn stages(
             replicas: shape.replicas,
             depth: shape.depth,
             delay: shape.delay,
-            versions,
+            versions: versions(*shape)?,
             workers,
             compute_s: e.loads.compute,
             sync_s: e.loads.sync,
@@ -206,9 +201,17 @@ fn stages(
                 .sums
                 .memory(shape.replicas, shape.depth, shape.delay)
                 .ceil() as u64,
-        }
+        })
     });
-    Ok(stages.collect())
+    stages.collect()
+}
+
+/// Weight versions that a replica holds once its stage is in its rhythm: other stages have no part in that.
+fn versions(shape: StageShape) -> Result<usize, PlanningError> {
+    let rounds = 2 * (shape.depth + 2);
+    let alone = Schedule::one_f_one_b(&[shape], &[], rounds * shape.replicas)
+        .map_err(SimulationError::from)?;
+    Ok(alone.versions_held(0))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::list::List;
-use super::{Op, Schedule};
+use super::{Op, Schedule, first_workers};
 
 /// What is wrong with a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,8 +59,9 @@ impl Schedule {
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), ScheduleError> {
         self.check_admission()?;
+        let first_workers = first_workers(&self.stages);
         for worker in 0..self.operations.len() {
-            List::new(self, worker).check()?;
+            List::new(self, &first_workers, worker).check()?;
         }
         self.execute()
     }

@@ -1,6 +1,8 @@
 //! Makes the schedules: which worker does what, in which order, with which weight version.
 
-use super::{Op, Schedule, StageLink, StageShape, WorkerRole, first_worker};
+use std::collections::HashSet;
+
+use super::{Op, Schedule, StageLink, StageShape, WorkerRole, first_workers};
 
 /// Why no schedule can be made from these stages and links.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,14 +54,21 @@ impl Schedule {
         minibatches: usize,
     ) -> Result<Self, ShapeError> {
         validate(stages, links)?;
+        let first_workers = first_workers(stages);
         let mut roles = Vec::new();
         let mut operations = Vec::new();
         for (stage, shape) in stages.iter().enumerate() {
+            let to = |l: &&StageLink| l.to == stage;
+            let from = |l: &&StageLink| l.from == stage;
+            let incoming: Vec<StageLink> = links.iter().filter(to).copied().collect();
+            let outgoing: Vec<StageLink> = links.iter().filter(from).copied().collect();
             for replica in 0..shape.replicas {
                 roles.push(WorkerRole { stage, replica });
                 let worker = Worker {
                     stages,
-                    links,
+                    first_workers: &first_workers,
+                    incoming: &incoming,
+                    outgoing: &outgoing,
                     stage,
                     replica,
                     minibatches,
@@ -125,10 +134,9 @@ fn validate(stages: &[StageShape], links: &[StageLink]) -> Result<(), ShapeError
             });
         }
     }
-    for (i, link) in links.iter().enumerate() {
-        let twice = links[..i]
-            .iter()
-            .any(|l| (l.from, l.to) == (link.from, link.to));
+    let mut known = HashSet::new();
+    for link in links {
+        let twice = !known.insert((link.from, link.to));
         if link.from >= link.to || link.to >= stages.len() || twice {
             return Err(ShapeError::Link {
                 from: link.from,
@@ -143,7 +151,12 @@ fn validate(stages: &[StageShape], links: &[StageLink]) -> Result<(), ShapeError
 /// Collects the operations of one worker. Its i-th minibatch belongs to round i of its stage.
 struct Worker<'a> {
     stages: &'a [StageShape],
-    links: &'a [StageLink],
+    /// Replica 0 of each stage.
+    first_workers: &'a [usize],
+    /// Links that end at this stage.
+    incoming: &'a [StageLink],
+    /// Links that begin at it.
+    outgoing: &'a [StageLink],
     stage: usize,
     replica: usize,
     minibatches: usize,
@@ -184,61 +197,47 @@ impl Worker<'_> {
     }
 
     fn peer(&self, stage: usize, minibatch: usize) -> usize {
-        first_worker(self.stages, stage) + minibatch % self.stages[stage].replicas
-    }
-
-    fn incoming(&self) -> impl Iterator<Item = StageLink> + use<'_> {
-        self.links.iter().copied().filter(|l| l.to == self.stage)
-    }
-
-    fn outgoing(&self) -> impl Iterator<Item = StageLink> + use<'_> {
-        self.links.iter().copied().filter(|l| l.from == self.stage)
+        self.first_workers[stage] + minibatch % self.stages[stage].replicas
     }
 
     fn forward(&mut self, round: usize) {
         let minibatch = self.minibatch(round);
         let version = self.stages[self.stage].forward_version(round);
-        let receives = self.incoming().map(|l| Op::ReceiveActivations {
-            minibatch,
-            stage: l.from,
-            peer: self.peer(l.from, minibatch),
-        });
-        let sends = self.outgoing().map(|l| Op::SendActivations {
-            minibatch,
-            stage: l.to,
-            peer: self.peer(l.to, minibatch),
-        });
-        let all: Vec<Op> = receives
-            .chain([Op::Forward { minibatch, version }])
-            .chain(sends)
-            .collect();
-        self.operations.extend(all);
+        for l in self.incoming {
+            self.operations.push(Op::ReceiveActivations {
+                minibatch,
+                stage: l.from,
+                peer: self.peer(l.from, minibatch),
+            });
+        }
+        self.operations.push(Op::Forward { minibatch, version });
+        for l in self.outgoing {
+            self.operations.push(Op::SendActivations {
+                minibatch,
+                stage: l.to,
+                peer: self.peer(l.to, minibatch),
+            });
+        }
     }
 
     fn backward(&mut self, round: usize) {
         let minibatch = self.minibatch(round);
         let version = self.stages[self.stage].forward_version(round);
-        let receives = self
-            .outgoing()
-            .filter(|l| l.gradient)
-            .map(|l| Op::ReceiveGradients {
+        for l in self.outgoing.iter().filter(|l| l.gradient) {
+            self.operations.push(Op::ReceiveGradients {
                 minibatch,
                 stage: l.to,
                 peer: self.peer(l.to, minibatch),
             });
-        let sends = self
-            .incoming()
-            .filter(|l| l.gradient)
-            .map(|l| Op::SendGradients {
+        }
+        self.operations.push(Op::Backward { minibatch, version });
+        for l in self.incoming.iter().filter(|l| l.gradient) {
+            self.operations.push(Op::SendGradients {
                 minibatch,
                 stage: l.from,
                 peer: self.peer(l.from, minibatch),
             });
-        let all: Vec<Op> = receives
-            .chain([Op::Backward { minibatch, version }])
-            .chain(sends)
-            .collect();
-        self.operations.extend(all);
+        }
     }
 
     /// After the backward of `round`: start its all-reduce, finish the round that is due.

@@ -2,11 +2,13 @@
 
 use std::collections::HashSet;
 
-use super::{Op, Schedule, ScheduleError, first_worker};
+use super::{Op, Schedule, ScheduleError, StageLink};
 
 /// Judges the list of one worker.
 pub(super) struct List<'a> {
     schedule: &'a Schedule,
+    /// Replica 0 of each stage.
+    first_workers: &'a [usize],
     worker: usize,
     /// Position in the list.
     at: usize,
@@ -19,15 +21,25 @@ pub(super) struct List<'a> {
     received: [HashSet<usize>; 2],
     /// Stages that still wait for the activations or gradients of the last forward or backward.
     unsent: [HashSet<usize>; 2],
+    /// Stages that a forward and a backward receive from.
+    sources: [HashSet<usize>; 2],
+    /// Stages that they send to.
+    readers: [HashSet<usize>; 2],
 }
 
 const ACTIVATIONS: usize = 0;
 const GRADIENTS: usize = 1;
 
 impl<'a> List<'a> {
-    pub(super) fn new(schedule: &'a Schedule, worker: usize) -> Self {
+    pub(super) fn new(schedule: &'a Schedule, first_workers: &'a [usize], worker: usize) -> Self {
+        let stage = schedule.roles[worker].stage;
+        let before = |l: &StageLink| (l.to == stage).then_some(l.from);
+        let behind = |l: &StageLink| (l.from == stage).then_some(l.to);
+        let links = &schedule.links;
+        let with_gradient = || links.iter().filter(|l| l.gradient);
         Self {
             schedule,
+            first_workers,
             worker,
             at: 0,
             forwards: 0,
@@ -36,6 +48,14 @@ impl<'a> List<'a> {
             steps: 0,
             received: [HashSet::new(), HashSet::new()],
             unsent: [HashSet::new(), HashSet::new()],
+            sources: [
+                links.iter().filter_map(before).collect(),
+                with_gradient().filter_map(behind).collect(),
+            ],
+            readers: [
+                links.iter().filter_map(behind).collect(),
+                with_gradient().filter_map(before).collect(),
+            ],
         }
     }
 
@@ -60,38 +80,6 @@ impl<'a> List<'a> {
         let role = self.schedule.roles[self.worker];
         let minibatch = round * self.schedule.stages[role.stage].replicas + role.replica;
         (minibatch < self.schedule.minibatches).then_some(minibatch)
-    }
-
-    fn sources(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.to == self.stage())
-            .map(|l| l.from)
-            .collect()
-    }
-
-    fn readers(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.from == self.stage())
-            .map(|l| l.to)
-            .collect()
-    }
-
-    fn gradient_sources(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.from == self.stage() && l.gradient)
-            .map(|l| l.to)
-            .collect()
-    }
-
-    fn gradient_readers(&self) -> HashSet<usize> {
-        let links = self.schedule.links.iter();
-        links
-            .filter(|l| l.to == self.stage() && l.gradient)
-            .map(|l| l.from)
-            .collect()
     }
 
     fn accept(&mut self, op: Op) -> Result<(), &'static str> {
@@ -148,7 +136,7 @@ impl<'a> List<'a> {
                     "the forward of round q reads the version after round q - K - d",
                 )?;
                 require(version <= self.steps, "a version is made before it is read")?;
-                self.compute(ACTIVATIONS, self.sources(), self.readers())?;
+                self.compute(ACTIVATIONS)?;
                 self.forwards += 1;
                 require(
                     self.forwards - self.backwards <= shape.depth,
@@ -165,7 +153,7 @@ impl<'a> List<'a> {
                     version == shape.forward_version(self.backwards),
                     "a backward reads the version that its forward read",
                 )?;
-                self.compute(GRADIENTS, self.gradient_sources(), self.gradient_readers())?;
+                self.compute(GRADIENTS)?;
                 self.backwards += 1;
                 Ok(())
             }
@@ -213,7 +201,7 @@ impl<'a> List<'a> {
         let stages = &self.schedule.stages;
         stages
             .get(stage)
-            .is_some_and(|s| peer == first_worker(stages, stage) + minibatch % s.replicas)
+            .is_some_and(|s| peer == self.first_workers[stage] + minibatch % s.replicas)
     }
 
     fn receive(
@@ -252,14 +240,9 @@ impl<'a> List<'a> {
         )
     }
 
-    fn compute(
-        &mut self,
-        kind: usize,
-        sources: HashSet<usize>,
-        readers: HashSet<usize>,
-    ) -> Result<(), &'static str> {
+    fn compute(&mut self, kind: usize) -> Result<(), &'static str> {
         require(
-            self.received[kind] == sources,
+            self.received[kind] == self.sources[kind],
             "everything that is read has been received",
         )?;
         require(
@@ -267,7 +250,7 @@ impl<'a> List<'a> {
             "everything that others read is sent",
         )?;
         self.received[kind].clear();
-        self.unsent[kind] = readers;
+        self.unsent[kind].clone_from(&self.readers[kind]);
         Ok(())
     }
 

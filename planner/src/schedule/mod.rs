@@ -172,13 +172,19 @@ impl Schedule {
     /// Number of the worker that serves `minibatch` in `stage`.
     #[must_use]
     pub fn worker_of(&self, stage: usize, minibatch: usize) -> usize {
-        first_worker(&self.stages, stage) + minibatch % self.stages[stage].replicas
+        let before: usize = self.stages[..stage].iter().map(|s| s.replicas).sum();
+        before + minibatch % self.stages[stage].replicas
     }
 }
 
-/// Number of the worker that is replica 0 of `stage`.
-fn first_worker(stages: &[StageShape], stage: usize) -> usize {
-    stages[..stage].iter().map(|s| s.replicas).sum()
+/// Number of the worker that is replica 0, for each stage.
+fn first_workers(stages: &[StageShape]) -> Vec<usize> {
+    let firsts = stages.iter().scan(0, |workers, s| {
+        let first = *workers;
+        *workers += s.replicas;
+        Some(first)
+    });
+    firsts.collect()
 }
 
 /// The paper's NOAM for each stage: ceil(replicas from the stage on / replicas of the stage).

@@ -11,8 +11,11 @@ use crate::schedule::{StageShape, noam};
 /// A period within this of the bottleneck needs no deeper pipeline.
 pub const CLOSE_ENOUGH: f64 = 0.02;
 
-/// Simulations spent on making a plan shallower, times its workers: large plans take long to simulate.
-const MOST_TRIMMING: usize = 1000;
+/// Simulated operations after which no other depths are tried: large plans take long to simulate.
+const MOST_OPERATIONS: usize = 1_500_000;
+
+/// What is deeper has to be faster by this much to be worth its memory and staleness.
+const WORTH: f64 = 1e-3;
 
 /// A lower bound on the period, and what imposes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -117,50 +120,65 @@ pub fn choose(
     memory: f64,
 ) -> Result<Choice, SimulationError> {
     let goal = evaluation.bottleneck * (1.0 + CLOSE_ENOUGH);
-    let mut best: Option<(Vec<StageShape>, Prediction)> = None;
-    let mut tried: Vec<Vec<StageShape>> = Vec::new();
     // Zero: NOAM. One: the time of the round trip filled. More: slack for waiting in between.
+    let mut candidates: Vec<Vec<StageShape>> = Vec::new();
     for slack in [0.0, 1.0, 1.25, 1.5, 2.0, 3.0] {
         for delay in [0, 1] {
             let shapes = shapes(evaluation, machine, memory, slack, delay);
-            if tried.contains(&shapes) {
-                continue;
-            }
-            let prediction = predict(evaluation, &shapes, machine)?;
-            tried.push(shapes.clone());
-            // What is deeper has to be worth its memory and staleness.
-            let worth = best
-                .as_ref()
-                .is_none_or(|(_, b)| prediction.period < b.period * (1.0 - 1e-3));
-            if worth {
-                best = Some((shapes, prediction));
-            }
-            if let Some((shapes, prediction)) = &best
-                && prediction.period <= goal
-            {
-                let enough = (shapes.clone(), prediction.clone());
-                let (shapes, prediction) = trim(evaluation, machine, enough, goal);
-                return Ok(explain(evaluation, machine, shapes, prediction));
+            if !candidates.contains(&shapes) {
+                candidates.push(shapes);
             }
         }
     }
-    let (shapes, prediction) = match best {
-        Some(best) => best,
-        None => {
-            let shapes = shapes(evaluation, machine, memory, 0.0, 0);
-            let prediction = predict(evaluation, &shapes, machine)?;
-            (shapes, prediction)
+    // No simulated period is below its bound: what cannot reach the goal waits until nothing else has.
+    let bounds: Vec<f64> = candidates
+        .iter()
+        .map(|shapes| bound(evaluation, shapes, machine))
+        .collect();
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by_key(|&candidate| bounds[candidate] > goal);
+    let mut left = MOST_OPERATIONS;
+    let mut simulated: Vec<(usize, Prediction)> = Vec::new();
+    let mut least = f64::INFINITY;
+    for candidate in order {
+        if left == 0 || bounds[candidate] >= least * (1.0 - WORTH) {
+            continue;
         }
-    };
+        let prediction = predict(evaluation, &candidates[candidate], machine)?;
+        left = left.saturating_sub(prediction.operations);
+        if prediction.period <= goal {
+            let enough = (candidates[candidate].clone(), prediction);
+            let (shapes, prediction) = trim(evaluation, machine, enough, goal, left);
+            return Ok(explain(evaluation, machine, shapes, prediction));
+        }
+        least = least.min(prediction.period);
+        simulated.push((candidate, prediction));
+    }
+    // The shallowest of those that are about as fast as the fastest.
+    let (candidate, prediction) = simulated
+        .into_iter()
+        .filter(|(_, prediction)| prediction.period <= least * (1.0 + WORTH))
+        .min_by_key(|(candidate, _)| *candidate)
+        .ok_or(SimulationError::Stuck)?;
+    let shapes = candidates.swap_remove(candidate);
     Ok(explain(evaluation, machine, shapes, prediction))
 }
 
-/// Takes away depth and delay that the goal does not need, where it saves most memory first.
+/// The largest bound on the period that these shapes impose.
+#[must_use]
+pub fn bound(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine) -> f64 {
+    let bounds = bounds(evaluation, shapes, machine);
+    bounds.iter().map(|b| b.seconds).fold(0.0, f64::max)
+}
+
+/// Takes away depth and delay that the goal does not need, where it saves most memory first, while operations are
+/// left to simulate.
 fn trim(
     evaluation: &Evaluation,
     machine: &Machine,
     enough: (Vec<StageShape>, Prediction),
     goal: f64,
+    mut left: usize,
 ) -> (Vec<StageShape>, Prediction) {
     let (mut shapes, mut prediction) = enough;
     if !prediction.simulated {
@@ -175,22 +193,21 @@ fn trim(
         sums.parameters + sums.stash
     };
     stages.sort_by(|&a, &b| per_depth(b).total_cmp(&per_depth(a)));
-    let workers: usize = replicas.iter().sum();
-    let mut left = MOST_TRIMMING / workers.max(1);
     // What is accepted last is what is kept.
     let mut accept = |less: Vec<StageShape>, shapes: &mut Vec<StageShape>| -> bool {
-        if left == 0 {
+        if left == 0 || bound(evaluation, &less, machine) > goal {
             return false;
         }
-        left -= 1;
         // Too shallow for what is behind it is an error here, and no candidate.
-        match predict(evaluation, &less, machine) {
-            Ok(result) if result.period <= goal => {
-                (*shapes, prediction) = (less, result);
-                true
-            }
-            _ => false,
+        let Ok(result) = predict(evaluation, &less, machine) else {
+            return false;
+        };
+        left = left.saturating_sub(result.operations);
+        let accepted = result.period <= goal;
+        if accepted {
+            (*shapes, prediction) = (less, result);
         }
+        accepted
     };
     // What one stage gives up may allow another one to give up more: again until nothing changes.
     let mut before = Vec::new();

@@ -1,9 +1,9 @@
 //! The event simulation: workers carry out their lists, links carry one message at a time in each direction.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::BinaryHeap;
 
-use crate::cost::{Evaluation, LinkBytes, Machine};
+use crate::cost::{Evaluation, Machine};
 use crate::schedule::{Op, Schedule};
 
 /// A ring of more messages than this is simulated by fewer, larger ones of the same total.
@@ -50,7 +50,7 @@ pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> O
 }
 
 /// A tensor or a chunk of a ring on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
     Activations { from: usize, minibatch: usize },
     Gradients { from: usize, minibatch: usize },
@@ -104,15 +104,41 @@ struct Worker {
     /// When each direction of its link is free again.
     out_free: f64,
     in_free: f64,
-    arrived: HashSet<Message>,
-    /// Rounds whose all-reduce it takes part in: chunks received, 2(r-1) in the end.
-    rings: HashMap<usize, Ring>,
+    /// Tensors that wait to be read: few at a time.
+    arrived: Vec<Message>,
+    /// Rounds whose all-reduce it takes part in, one or two at a time.
+    rings: Vec<Ring>,
+}
+
+impl Worker {
+    /// Takes a tensor that is there.
+    fn take(&mut self, message: Message) -> bool {
+        let place = self.arrived.iter().position(|&m| m == message);
+        if let Some(place) = place {
+            self.arrived.swap_remove(place);
+        }
+        place.is_some()
+    }
+
+    fn ring(&mut self, round: usize) -> &mut Ring {
+        let place = self.rings.iter().position(|ring| ring.round == round);
+        let place = place.unwrap_or_else(|| {
+            self.rings.push(Ring {
+                round,
+                ..Ring::default()
+            });
+            self.rings.len() - 1
+        });
+        &mut self.rings[place]
+    }
 }
 
 /// One worker's part in the all-reduce of a round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ring {
+    round: usize,
     begun: bool,
+    /// Messages, 2(r-1) in the end.
     received: usize,
     sent: usize,
 }
@@ -121,7 +147,10 @@ struct Simulation<'a> {
     schedule: &'a Schedule,
     evaluation: &'a Evaluation,
     machine: &'a Machine,
-    links: HashMap<(usize, usize), LinkBytes>,
+    /// For each stage, the seconds that activations take to each stage which reads them.
+    activations: Vec<Vec<(usize, f64)>>,
+    /// For each stage, the seconds that gradients take to each stage which made what it reads.
+    gradients: Vec<Vec<(usize, f64)>>,
     events: BinaryHeap<Reverse<Event>>,
     numbered: u64,
     workers: Vec<Worker>,
@@ -134,15 +163,18 @@ struct Simulation<'a> {
 
 impl<'a> Simulation<'a> {
     fn new(schedule: &'a Schedule, evaluation: &'a Evaluation, machine: &'a Machine) -> Self {
+        let mut activations = vec![Vec::new(); schedule.stages.len()];
+        let mut gradients = activations.clone();
+        for l in &evaluation.links {
+            activations[l.from].push((l.to, l.activations / machine.bandwidth));
+            gradients[l.to].push((l.from, l.gradients / machine.bandwidth));
+        }
         Self {
             schedule,
             evaluation,
             machine,
-            links: evaluation
-                .links
-                .iter()
-                .map(|l| ((l.from, l.to), *l))
-                .collect(),
+            activations,
+            gradients,
             events: BinaryHeap::new(),
             numbered: 0,
             workers: vec![Worker::default(); schedule.operations.len()],
@@ -182,10 +214,10 @@ impl<'a> Simulation<'a> {
             }
             Happening::Arrived { to, message } => {
                 if let Message::Chunk { round } = message {
-                    self.workers[to].rings.entry(round).or_default().received += 1;
+                    self.workers[to].ring(round).received += 1;
                     self.pass_chunks(to, round, now);
                 } else {
-                    self.workers[to].arrived.insert(message);
+                    self.workers[to].arrived.push(message);
                 }
                 if !self.workers[to].computing {
                     self.proceed(to, now);
@@ -204,24 +236,26 @@ impl<'a> Simulation<'a> {
                     stage: to_stage,
                     peer,
                 } => {
-                    let bytes = self.links[&(stage, to_stage)].activations;
+                    let seconds = seconds_to(&self.activations[stage], to_stage);
                     let message = Message::Activations {
                         from: stage,
                         minibatch,
                     };
-                    self.send(worker, peer, bytes, message, now);
+                    let cost = (seconds, self.machine.latency);
+                    self.transfer(worker, peer, cost, message, now);
                 }
                 Op::SendGradients {
                     minibatch,
                     stage: to_stage,
                     peer,
                 } => {
-                    let bytes = self.links[&(to_stage, stage)].gradients;
+                    let seconds = seconds_to(&self.gradients[stage], to_stage);
                     let message = Message::Gradients {
                         from: stage,
                         minibatch,
                     };
-                    self.send(worker, peer, bytes, message, now);
+                    let cost = (seconds, self.machine.latency);
+                    self.transfer(worker, peer, cost, message, now);
                 }
                 Op::ReceiveActivations {
                     minibatch, stage, ..
@@ -230,7 +264,7 @@ impl<'a> Simulation<'a> {
                         from: stage,
                         minibatch,
                     };
-                    if !self.workers[worker].arrived.remove(&message) {
+                    if !self.workers[worker].take(message) {
                         return;
                     }
                 }
@@ -241,19 +275,21 @@ impl<'a> Simulation<'a> {
                         from: stage,
                         minibatch,
                     };
-                    if !self.workers[worker].arrived.remove(&message) {
+                    if !self.workers[worker].take(message) {
                         return;
                     }
                 }
                 Op::AllReduce { round } => {
-                    self.workers[worker].rings.entry(round).or_default().begun = true;
+                    self.workers[worker].ring(round).begun = true;
                     self.pass_chunks(worker, round, now);
                 }
                 Op::Step { round, .. } => {
                     if !self.reduced(worker, round) {
                         return;
                     }
-                    self.workers[worker].rings.remove(&round);
+                    self.workers[worker]
+                        .rings
+                        .retain(|ring| ring.round != round);
                     self.compute(worker, self.step_seconds(stage), now);
                     return;
                 }
@@ -302,11 +338,6 @@ impl<'a> Simulation<'a> {
         self.workers[worker].position += 1;
     }
 
-    fn send(&mut self, from: usize, to: usize, bytes: f64, message: Message, now: f64) {
-        let seconds = bytes / self.machine.bandwidth;
-        self.transfer(from, to, (seconds, self.machine.latency), message, now);
-    }
-
     fn transfer(
         &mut self,
         from: usize,
@@ -342,8 +373,8 @@ impl<'a> Simulation<'a> {
         chunks == 0
             || self.workers[worker]
                 .rings
-                .get(&round)
-                .is_some_and(|ring| ring.begun && ring.received == chunks)
+                .iter()
+                .any(|ring| ring.round == round && ring.begun && ring.received == chunks)
     }
 
     /// Sends on the chunks of a ring that the worker has ready: its own first, then each one it received.
@@ -358,9 +389,7 @@ impl<'a> Simulation<'a> {
         let cost = (chunks * chunk, chunks * self.machine.latency);
         let next = worker - role.replica + (role.replica + 1) % replicas;
         loop {
-            let Some(ring) = self.workers[worker].rings.get_mut(&round) else {
-                return;
-            };
+            let ring = self.workers[worker].ring(round);
             if !ring.begun || ring.sent == messages || ring.sent > ring.received {
                 return;
             }
@@ -368,6 +397,11 @@ impl<'a> Simulation<'a> {
             self.transfer(worker, next, cost, Message::Chunk { round }, now);
         }
     }
+}
+
+fn seconds_to(stages: &[(usize, f64)], stage: usize) -> f64 {
+    let found = stages.iter().find(|(to, _)| *to == stage);
+    found.map_or(0.0, |(_, seconds)| *seconds)
 }
 
 /// Messages that each replica sends in one all-reduce.

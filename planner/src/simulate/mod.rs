@@ -15,6 +15,8 @@ pub struct Prediction {
     pub period: f64,
     /// Whether a simulation showed it; else it is the largest analytic bound.
     pub simulated: bool,
+    /// Operations that were simulated for it.
+    pub operations: usize,
     /// From the first forward to the first minibatch that is through its last backward, seconds.
     pub fill: f64,
     /// From the last forward of the first stage to the end of everything, seconds.
@@ -48,9 +50,9 @@ const SAME: f64 = 1e-9;
 /// Without a rhythm, windows that differ by less than this are taken for the steady state.
 const SETTLED: f64 = 1e-3;
 /// A schedule longer than this many operations is not made longer to find the steady state.
-const MOST_OPERATIONS: usize = 100_000;
+const MOST_OPERATIONS: usize = 50_000;
 /// A pipeline that needs more than this to get under way is not simulated at all.
-const TOO_MANY_OPERATIONS: usize = 1_000_000;
+const TOO_MANY_OPERATIONS: usize = 4_000_000;
 
 /// Simulates a pipeline of these shapes until its rhythm repeats.
 ///
@@ -62,20 +64,14 @@ pub fn predict(
     machine: &Machine,
 ) -> Result<Prediction, SimulationError> {
     // Where a cycle is only just slower than the bottleneck, a finite run still lives on the slack of its start.
-    let bound = depth::bounds(evaluation, shapes, machine)
-        .iter()
-        .map(|bound| bound.seconds)
-        .fold(0.0, f64::max);
+    let bound = depth::bound(evaluation, shapes, machine);
     let run = if operations_needed(evaluation, shapes) > TOO_MANY_OPERATIONS {
         None
     } else {
         Some(measure(evaluation, shapes, machine)?)
     };
-    let period = run
-        .as_ref()
-        .map_or(bound, |(measured, _)| measured.max(bound));
-    let trace = run.map(|(_, trace)| trace);
-    Ok(summary(evaluation, shapes, trace.as_ref(), period))
+    let period = run.as_ref().map_or(bound, |run| run.period.max(bound));
+    Ok(summary(evaluation, shapes, run.as_ref(), period))
 }
 
 fn in_flight(shapes: &[StageShape]) -> usize {
@@ -88,28 +84,49 @@ fn in_flight(shapes: &[StageShape]) -> usize {
 
 /// About how long the shortest schedule is that shows a steady state.
 fn operations_needed(evaluation: &Evaluation, shapes: &[StageShape]) -> usize {
-    let per_minibatch = 4 * shapes.len() + 4 * evaluation.links.len();
     in_flight(shapes)
-        .saturating_mul(6)
-        .saturating_mul(per_minibatch)
+        .saturating_mul(5)
+        .saturating_mul(operations_per_minibatch(evaluation))
 }
 
-/// The period that the simulation shows, and the run that it was seen in.
+/// About how many operations all workers carry out for one minibatch.
+fn operations_per_minibatch(evaluation: &Evaluation) -> usize {
+    4 * evaluation.stages.len() + 4 * evaluation.links.len()
+}
+
+/// What simulations of growing length show.
+struct Measured {
+    period: f64,
+    /// The run that it was seen in.
+    trace: Trace,
+    /// Operations of all runs.
+    operations: usize,
+}
+
+/// The period that the simulation shows.
 fn measure(
     evaluation: &Evaluation,
     shapes: &[StageShape],
     machine: &Machine,
-) -> Result<(f64, Trace), SimulationError> {
+) -> Result<Measured, SimulationError> {
     let links: Vec<StageLink> = evaluation.links.iter().map(|l| l.link()).collect();
     let in_flight = in_flight(shapes);
-    // Workers serve the same minibatches again after the least common multiple of all replicas.
+    // Workers serve the same minibatches again after the least common multiple of all replicas. Where that is
+    // long, whole rounds of the first stage, in which minibatches end, have to do.
     let cycle = shapes
         .iter()
-        .fold(1, |all, s| lcm(all, s.replicas).min(4096));
+        .try_fold(1, |all, s| {
+            Some(lcm(all, s.replicas)).filter(|&all| all <= 2 * in_flight)
+        })
+        .unwrap_or(shapes[0].replicas);
     let mut window = in_flight.div_ceil(cycle) * cycle;
+    // A long pipeline is in its rhythm about as soon as it is full.
+    let long = 6 * in_flight * operations_per_minibatch(evaluation) > MOST_OPERATIONS;
+    let windows = if long { 3 } else { 4 };
+    let mut all_operations = 0;
     loop {
-        // What is in flight to get under way and to drain, and a window to look for the rhythm in.
-        let minibatches = 2 * in_flight + 4 * window;
+        // What is in flight to get under way and to drain, and windows to look for the rhythm in.
+        let minibatches = 2 * in_flight + windows * window;
         let schedule = Schedule::one_f_one_b(shapes, &links, minibatches)?;
         let Some(trace) = run(&schedule, evaluation, machine) else {
             // The simulation only sees that it is stuck; the checker says where.
@@ -118,14 +135,23 @@ fn measure(
         };
         let steady = &trace.through[in_flight..minibatches - in_flight];
         let operations: usize = schedule.operations.iter().map(Vec::len).sum();
+        all_operations += operations;
         if let Some(period) = rhythm(steady, cycle) {
-            return Ok((period, trace));
+            return Ok(Measured {
+                period,
+                trace,
+                operations: all_operations,
+            });
         }
         let mean = |end: usize| (steady[end - 1] - steady[end - 1 - window]) / window as f64;
         let (earlier, later) = (mean(steady.len() - window), mean(steady.len()));
         let settled = (earlier - later).abs() <= SETTLED * later;
         if settled || operations > MOST_OPERATIONS {
-            return Ok((f64::midpoint(earlier, later), trace));
+            return Ok(Measured {
+                period: f64::midpoint(earlier, later),
+                trace,
+                operations: all_operations,
+            });
         }
         window *= 2;
     }
@@ -153,7 +179,7 @@ fn rhythm(through: &[f64], cycle: usize) -> Option<f64> {
 fn summary(
     evaluation: &Evaluation,
     shapes: &[StageShape],
-    trace: Option<&Trace>,
+    run: Option<&Measured>,
     period: f64,
 ) -> Prediction {
     let mut busy = Vec::new();
@@ -168,10 +194,12 @@ fn summary(
         busy.extend(std::iter::repeat_n(share, shape.replicas));
         memory.extend(std::iter::repeat_n(bytes, shape.replicas));
     }
+    let trace = run.map(|run| &run.trace);
     let mean = busy.iter().sum::<f64>() / busy.len() as f64;
     Prediction {
         period,
-        simulated: trace.is_some(),
+        simulated: run.is_some(),
+        operations: run.map_or(0, |run| run.operations),
         fill: trace.map_or(0.0, |t| t.through.first().copied().unwrap_or(0.0)),
         drain: trace.map_or(0.0, |t| t.end - t.last_first_stage_forward),
         bubble_share: (1.0 - mean).max(0.0),
@@ -245,7 +273,7 @@ mod tests {
                     delay: if replicas > 1 { delay } else { 0 },
                 })
                 .collect();
-            let (measured, ..) = measure(&evaluation, &shapes, &machine).unwrap();
+            let measured = measure(&evaluation, &shapes, &machine).unwrap().period;
             let predicted = predict(&evaluation, &shapes, &machine).unwrap().period;
             for bound in bounds(&evaluation, &shapes, &machine) {
                 prop_assert!(predicted >= bound.seconds);
