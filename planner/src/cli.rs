@@ -1,6 +1,7 @@
 //! The command line of dp-plan: what may be asked, turned into a request, carried out, printed.
 
 pub mod convert;
+pub mod sweep;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -58,13 +59,13 @@ pub struct Arguments {
     pub batch: Option<usize>,
 
     /// Devices (or CPU workers) to plan for, all alike
-    #[arg(long, value_name = "N", value_parser = parse_count)]
-    pub gpus: usize,
+    #[arg(long, value_name = "N", value_parser = parse_count, required_unless_present = "sweep")]
+    pub gpus: Option<usize>,
 
     /// Goodput of each device's link in each direction: 10Gbps, 1.25GB/s; or `local` for threads of one
     /// process, which hand tensors over by reference
-    #[arg(long, value_name = "BANDWIDTH", value_parser = parse_link)]
-    pub bw: Link,
+    #[arg(long, value_name = "BANDWIDTH", value_parser = parse_link, required_unless_present = "sweep")]
+    pub bw: Option<Link>,
 
     /// Latency of one message
     #[arg(long, value_name = "TIME", default_value = "0us", value_parser = parse_time, allow_hyphen_values = true)]
@@ -92,11 +93,17 @@ pub struct Arguments {
     #[arg(long, value_name = "FIRST[:REPLICAS],...", value_parser = parse_stages)]
     pub stages: Option<Stages>,
 
+    /// Plan for a range of devices or bandwidths, or both: gpus=1..64, bw=1Gbps..100Gbps. Prints comma-separated
+    /// values, one line for each plan (--output writes them to a file, --plot draws them)
+    #[arg(long, value_name = "NAME=FIRST..LAST", value_parser = sweep::parse)]
+    pub sweep: Vec<sweep::Sweep>,
+
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Draw throughput over 1 to N devices against data parallel; .svg or .png, without either both are written
+    /// Draw throughput over 1 to N devices against data parallel, or what --sweep found; .svg or .png, without
+    /// either both are written
     #[cfg(feature = "plot")]
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -154,6 +161,9 @@ pub enum CliError {
     /// The planning.
     #[error(transparent)]
     Planning(#[from] PlanningError),
+    /// Flags that do not go together.
+    #[error("{0}")]
+    Usage(&'static str),
     /// The picture.
     #[cfg(feature = "plot")]
     #[error(transparent)]
@@ -169,7 +179,7 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Planning(PlanningError::Infeasible(_)) => 3,
-            Self::Planning(PlanningError::Hand(_)) => 2,
+            Self::Planning(PlanningError::Hand(_)) | Self::Usage(_) => 2,
             _ => 1,
         }
     }
@@ -203,13 +213,14 @@ impl Arguments {
     pub fn request(&self) -> Request {
         Request {
             cluster: Cluster {
-                devices: self.gpus,
+                // What is not given is swept.
+                devices: self.gpus.unwrap_or(1),
                 bandwidth_bytes_per_s: match self.bw {
-                    Link::Local => LOCAL_BANDWIDTH,
-                    Link::Network(bandwidth) => bandwidth,
+                    Some(Link::Network(bandwidth)) => bandwidth,
+                    Some(Link::Local) | None => LOCAL_BANDWIDTH,
                 },
                 latency_s: self.latency,
-                local: self.bw == Link::Local,
+                local: self.bw == Some(Link::Local),
                 memory_bytes: self.memory,
             },
             solver: match self.solver {
@@ -247,6 +258,9 @@ pub fn run(command_line: &CommandLine) -> Result<(), CliError> {
 /// Loads the profile, plans, prints and writes what was asked for.
 fn plan(arguments: &Arguments) -> Result<(), CliError> {
     let profile = convert::load(&arguments.profile, arguments.from, arguments.batch)?;
+    if !arguments.sweep.is_empty() {
+        return sweep::run(arguments, &profile);
+    }
     let profile_file = FileRef {
         file: arguments.profile.display().to_string(),
         sha256: file::sha256_of_file(&arguments.profile)?,
@@ -271,6 +285,10 @@ fn print(arguments: &Arguments, request: &Request, plan: &Plan) -> Result<(), Cl
     } else {
         report::table(plan, request.formula)
     };
+    print_text(&text)
+}
+
+fn print_text(text: &str) -> Result<(), CliError> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         // `dp-plan ... | head` has all that it wanted.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -292,15 +310,5 @@ fn draw(path: &Path, profile: &Profile, request: &Request) -> Result<(), CliErro
         subtitle: &format!("batch {} per worker, {subtitle}", profile.batch_size),
         points: &points,
     };
-    let extension = path.extension().and_then(|e| e.to_str());
-    match extension.map(str::to_ascii_lowercase).as_deref() {
-        Some("svg") => plot::write_svg(&chart, path)?,
-        Some("png") => plot::write_png(&chart, path)?,
-        Some(_) => return Err(plot::PlotError::Extension(path.to_owned()).into()),
-        None => {
-            plot::write_svg(&chart, &path.with_extension("svg"))?;
-            plot::write_png(&chart, &path.with_extension("png"))?;
-        }
-    }
-    Ok(())
+    Ok(plot::Picture::Chart(&chart).write(path)?)
 }

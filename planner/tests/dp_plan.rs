@@ -342,6 +342,90 @@ fn pictures_are_written_by_their_ending() {
     plot("one.gif").code(1);
 }
 
+fn swept(profile: &Path, flags: &[&str]) -> String {
+    let assert = dp_plan().arg(profile).args(flags).assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+#[test]
+fn a_sweep_prints_one_line_for_each_plan() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let one = swept(&profile, &["--bw", "10Gbps", "--sweep", "gpus=1..3"]);
+    assert_eq!(one.lines().count(), 4);
+    assert!(
+        one.lines()
+            .nth(3)
+            .unwrap()
+            .starts_with("3,10.0 Gbps,1250000000,1-1-1,3,true,")
+    );
+    let both = ["--sweep", "gpus=1..3", "--sweep", "bw=1Gbps..10Gbps"];
+    assert_eq!(swept(&profile, &both).lines().count(), 1 + 3 * 4);
+    let json = swept(&profile, &[&both[..], &["--json"]].concat());
+    let cells: Vec<Value> = serde_json::from_str(&json).unwrap();
+    assert_eq!(cells.len(), 12);
+    // A faster link never hurts.
+    let speed = |c: &Value| c["plan_samples_per_s"].as_f64().unwrap();
+    assert!(speed(&cells[11]) >= speed(&cells[2]));
+    let file = folder.path("sweep.csv");
+    let flags = [
+        "--bw",
+        "10Gbps",
+        "--sweep",
+        "gpus=1..3",
+        "-o",
+        file.to_str().unwrap(),
+    ];
+    assert_eq!(swept(&profile, &flags), "");
+    assert_eq!(fs::read_to_string(file).unwrap(), one);
+    for (flags, expected) in [
+        (&["--sweep", "gpus=1..3"][..], "--bw is missing"),
+        (&["--sweep", "bw=1Gbps..2Gbps"], "--gpus is missing"),
+        (&["--sweep", "gpus=1"], "gpus=FIRST..LAST"),
+        (
+            &[
+                "--bw",
+                "1Gbps",
+                "--sweep",
+                "gpus=1..2",
+                "--sweep",
+                "gpus=3..4",
+            ],
+            "twice",
+        ),
+    ] {
+        assert!(refused(&profile, flags, 2).contains(expected));
+    }
+}
+
+#[cfg(feature = "plot")]
+#[test]
+fn a_sweep_is_drawn() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let lines = folder.path("lines");
+    let lines = lines.to_str().unwrap();
+    swept(
+        &profile,
+        &["--bw", "1Gbps", "--sweep", "gpus=1..3", "--plot", lines],
+    );
+    for name in ["lines", "lines-memory", "lines-communication"] {
+        let svg = fs::read_to_string(folder.path(&format!("{name}.svg"))).unwrap();
+        assert!(svg.contains("pipeline plan"), "{name}");
+        assert!(folder.path(&format!("{name}.png")).exists());
+    }
+    let map = folder.path("map.svg");
+    let both = [
+        "--sweep",
+        "gpus=1..3",
+        "--sweep",
+        "bw=1Gbps..10Gbps",
+        "--plot",
+    ];
+    swept(&profile, &[&both[..], &[map.to_str().unwrap()]].concat());
+    assert!(fs::read_to_string(map).unwrap().contains("5.00 Gbps"));
+}
+
 #[test]
 fn nothing_fits_is_exit_3_with_the_nearest_miss() {
     let folder = Folder::new();

@@ -2,10 +2,12 @@
 
 mod baselines;
 mod explain;
+mod grid;
 mod hand;
 mod search;
 mod sweep;
 
+pub use grid::{Axes, Cell, csv, grid};
 pub use hand::{HandError, StageSpec, parse_stages};
 pub use search::{Infeasible, Solver};
 pub use sweep::{Point, sweep};

@@ -1,4 +1,8 @@
-//! The picture: throughput over the number of workers, the plan against data parallel.
+//! Pictures: throughput over the number of workers, the plan against data parallel; what a sweep found.
+
+mod axis;
+mod heat_map;
+mod lines;
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +12,82 @@ use plotters::prelude::*;
 use crate::file::{self, FileError};
 use crate::planning::Point;
 
+pub use heat_map::HeatMap;
+pub use lines::{Lines, Series};
+
 /// What to draw.
+#[derive(Clone, Copy, Debug)]
+pub enum Picture<'a> {
+    /// Throughput over the number of workers.
+    Chart(&'a Chart<'a>),
+    /// Quantities over the axis of a sweep.
+    Lines(&'a Lines),
+    /// A quantity over both axes of a sweep.
+    HeatMap(&'a HeatMap),
+}
+
+impl Picture<'_> {
+    fn draw<B: DrawingBackend>(
+        &self,
+        root: &DrawingArea<B, Shift>,
+        scale: u32,
+    ) -> Result<(), PlotError> {
+        match self {
+            Self::Chart(chart) => draw(root, chart, scale),
+            Self::Lines(lines) => lines.draw(root, scale),
+            Self::HeatMap(map) => map.draw(root, scale),
+        }
+    }
+
+    /// Writes the kind of file that the name ends in, .svg or .png; without an ending both.
+    ///
+    /// # Errors
+    /// If the ending is another one, or it cannot be drawn or written.
+    pub fn write(&self, path: &Path) -> Result<(), PlotError> {
+        let extension = path.extension().and_then(|e| e.to_str());
+        match extension.map(str::to_ascii_lowercase).as_deref() {
+            Some("svg") => self.write_svg(path),
+            Some("png") => self.write_png(path),
+            Some(_) => Err(PlotError::Extension(path.to_owned())),
+            None => {
+                self.write_svg(&path.with_extension("svg"))?;
+                self.write_png(&path.with_extension("png"))
+            }
+        }
+    }
+
+    /// Writes it as SVG.
+    fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
+        register_fonts()?;
+        let mut text = String::new();
+        {
+            let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
+            self.draw(&root, 1)?;
+        }
+        Ok(file::write_atomically(path, text.as_bytes())?)
+    }
+
+    /// Writes it as PNG, at twice the SVG's resolution.
+    fn write_png(&self, path: &Path) -> Result<(), PlotError> {
+        register_fonts()?;
+        let (width, height) = (WIDTH * PNG_SCALE, HEIGHT * PNG_SCALE);
+        let mut pixels = vec![0; (width * height * 3) as usize];
+        {
+            let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+            self.draw(&root, PNG_SCALE)?;
+        }
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, width, height);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_depth(png::BitDepth::Eight);
+        let mut writer = encoder.write_header().map_err(failed)?;
+        writer.write_image_data(&pixels).map_err(failed)?;
+        writer.finish().map_err(failed)?;
+        Ok(file::write_atomically(path, &bytes)?)
+    }
+}
+
+/// Throughput over the number of workers.
 #[derive(Clone, Copy, Debug)]
 pub struct Chart<'a> {
     /// First line.
@@ -44,42 +123,6 @@ const DATA_PARALLEL: RGBColor = RGBColor(213, 94, 0);
 const IDEAL: RGBColor = RGBColor(150, 150, 150);
 const TEXT: RGBColor = RGBColor(40, 40, 40);
 
-/// Writes the chart as SVG.
-///
-/// # Errors
-/// If it cannot be drawn or written.
-pub fn write_svg(chart: &Chart, path: &Path) -> Result<(), PlotError> {
-    register_fonts()?;
-    let mut text = String::new();
-    {
-        let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
-        draw(&root, chart, 1)?;
-    }
-    Ok(file::write_atomically(path, text.as_bytes())?)
-}
-
-/// Writes the chart as PNG, at twice the SVG's resolution.
-///
-/// # Errors
-/// If it cannot be drawn or written.
-pub fn write_png(chart: &Chart, path: &Path) -> Result<(), PlotError> {
-    register_fonts()?;
-    let (width, height) = (WIDTH * PNG_SCALE, HEIGHT * PNG_SCALE);
-    let mut pixels = vec![0; (width * height * 3) as usize];
-    {
-        let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-        draw(&root, chart, PNG_SCALE)?;
-    }
-    let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, width, height);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_depth(png::BitDepth::Eight);
-    let mut writer = encoder.write_header().map_err(failed)?;
-    writer.write_image_data(&pixels).map_err(failed)?;
-    writer.finish().map_err(failed)?;
-    Ok(file::write_atomically(path, &bytes)?)
-}
-
 fn failed(error: impl std::fmt::Display) -> PlotError {
     PlotError::Draw(error.to_string())
 }
@@ -105,16 +148,7 @@ fn draw<B: DrawingBackend>(
 ) -> Result<(), PlotError> {
     let px = |size: u32| size * scale;
     let font = |size: u32| (FONT, px(size)).into_font().color(&TEXT);
-    root.fill(&WHITE).map_err(failed)?;
-    let title = (FONT, px(22))
-        .into_font()
-        .style(FontStyle::Bold)
-        .color(&TEXT);
-    let margin = i32::try_from(px(24)).unwrap_or(24);
-    root.draw_text(chart.title, &title, (margin, margin * 3 / 4))
-        .map_err(failed)?;
-    root.draw_text(chart.subtitle, &font(15), (margin, margin * 2))
-        .map_err(failed)?;
+    heading(root, chart.title, chart.subtitle, scale)?;
     let area = root.margin(px(76), px(14), px(12), px(24));
 
     let most = chart.points.last().map_or(1, |p| p.devices);
@@ -197,6 +231,27 @@ fn draw<B: DrawingBackend>(
     root.present().map_err(failed)
 }
 
+/// Fills the background and writes title and subtitle.
+fn heading<B: DrawingBackend>(
+    root: &DrawingArea<B, Shift>,
+    title: &str,
+    subtitle: &str,
+    scale: u32,
+) -> Result<(), PlotError> {
+    let px = |size: u32| size * scale;
+    root.fill(&WHITE).map_err(failed)?;
+    let bold = (FONT, px(22))
+        .into_font()
+        .style(FontStyle::Bold)
+        .color(&TEXT);
+    let margin = i32::try_from(px(24)).unwrap_or(24);
+    root.draw_text(title, &bold, (margin, margin * 3 / 4))
+        .map_err(failed)?;
+    let plain = (FONT, px(15)).into_font().color(&TEXT);
+    root.draw_text(subtitle, &plain, (margin, margin * 2))
+        .map_err(failed)
+}
+
 fn legend_line(x: i32, y: i32, color: RGBColor, scale: u32) -> PathElement<(i32, i32)> {
     let length = i32::try_from(30 * scale).unwrap_or(30);
     // The library hands over the middle of the row, a little below that of the letters.
@@ -246,11 +301,11 @@ mod tests {
                 points: &points,
             };
             let svg = folder.path().join("plot.svg");
-            write_svg(&chart, &svg).unwrap();
+            Picture::Chart(&chart).write(&svg).unwrap();
             let text = std::fs::read_to_string(&svg).unwrap();
             assert!(text.contains("pipeline plan") && text.contains("data parallel"));
             let file = folder.path().join("plot.png");
-            write_png(&chart, &file).unwrap();
+            Picture::Chart(&chart).write(&file).unwrap();
             let decoder = png::Decoder::new(std::io::Cursor::new(std::fs::read(&file).unwrap()));
             let mut reader = decoder.read_info().unwrap();
             let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
