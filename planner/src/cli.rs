@@ -14,7 +14,7 @@ use crate::plan::Cluster;
 use crate::planning::{self, LOCAL_BANDWIDTH, PlanningError, Request, Scope, Solver, StageSpec};
 use crate::profile::{FileRef, Profile};
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
-use crate::{Plan, report};
+use crate::{Plan, report, timeline};
 
 /// Finds the pipeline stages, their replicas and depths that train a profiled model fastest.
 ///
@@ -107,6 +107,14 @@ pub struct Arguments {
     #[cfg(feature = "plot")]
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+
+    /// Print the simulated schedule too, one row for each worker: the first rounds and the steady state
+    #[arg(long, conflicts_with_all = ["json", "quiet", "sweep"])]
+    pub gantt: bool,
+
+    /// Write the simulated schedule as a trace that Perfetto and chrome://tracing open
+    #[arg(long, value_name = "FILE", conflicts_with = "sweep")]
+    pub trace: Option<PathBuf>,
 
     /// Print the plan as one JSON object instead of a table
     #[arg(long)]
@@ -274,7 +282,31 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
     if let Some(path) = &arguments.plot {
         draw(path, &profile, &request)?;
     }
-    print(arguments, &request, &plan)
+    print(arguments, &request, &plan)?;
+    show_timeline(arguments, &profile, &request, &plan)
+}
+
+/// The schedule as text and as a trace, of as many minibatches as show the steady state between fill and drain.
+fn show_timeline(
+    arguments: &Arguments,
+    profile: &Profile,
+    request: &Request,
+    plan: &Plan,
+) -> Result<(), CliError> {
+    if !arguments.gantt && arguments.trace.is_none() {
+        return Ok(());
+    }
+    let in_flight = plan.stages.iter().map(|s| s.replicas * s.depth).max();
+    let minibatches = 6 * in_flight.unwrap_or(1) + 8;
+    let run = planning::timeline(profile, request, plan, minibatches)?;
+    if let Some(path) = &arguments.trace {
+        file::write_atomically(path, timeline::trace(&run).as_bytes())?;
+    }
+    if arguments.gantt {
+        let text = timeline::first_rounds_and_steady_state(&run, plan.fill_s, plan.period_s);
+        print_text(&format!("\n{text}"))?;
+    }
+    Ok(())
 }
 
 fn print(arguments: &Arguments, request: &Request, plan: &Plan) -> Result<(), CliError> {

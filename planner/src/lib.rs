@@ -25,6 +25,8 @@ pub mod simulate;
 pub mod solve;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "solver")]
+pub mod timeline;
 pub mod units;
 
 pub use plan::Plan;

@@ -342,6 +342,30 @@ fn pictures_are_written_by_their_ending() {
     plot("one.gif").code(1);
 }
 
+#[test]
+fn the_schedule_is_shown_and_traced() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let trace = folder.path("trace.json");
+    let flags = [&FOUR[..], &["--gantt", "--trace", trace.to_str().unwrap()]].concat();
+    let text = swept(&profile, &flags);
+    let rows: Vec<&str> = text.lines().filter(|l| l.starts_with("stage  ")).collect();
+    // Three workers, twice; the last stage runs backward right behind its first forward.
+    assert_eq!(rows.iter().filter(|r| r.contains('|')).count(), 6);
+    assert!(text.contains("Steady state"));
+    let last = rows.iter().find(|r| r.starts_with("stage  2.0")).unwrap();
+    let (forward, backward) = (last.find("F0").unwrap(), last.find("B0").unwrap());
+    assert!(
+        forward < backward && !last[forward..backward].contains('.'),
+        "{last}"
+    );
+    let value: Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
+    let events = value["traceEvents"].as_array().unwrap();
+    for category in ["forward", "backward", "step", "activations", "gradients"] {
+        assert!(events.iter().any(|e| e["cat"] == category), "{category}");
+    }
+}
+
 fn swept(profile: &Path, flags: &[&str]) -> String {
     let assert = dp_plan().arg(profile).args(flags).assert().success();
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()

@@ -6,11 +6,13 @@ mod grid;
 mod hand;
 mod search;
 mod sweep;
+mod timeline;
 
 pub use grid::{Axes, Cell, csv, grid};
 pub use hand::{HandError, StageSpec, parse_stages};
 pub use search::{Infeasible, Solver};
 pub use sweep::{Point, sweep};
+pub use timeline::{Timeline, timeline};
 
 use crate::cost::{Evaluation, Formula, Machine, Partition};
 use crate::graph::LayerGraph;

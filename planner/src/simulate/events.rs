@@ -20,6 +20,47 @@ pub struct Trace {
     pub end: f64,
 }
 
+/// What took time in a simulation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// Worker, on whose device or out of whose link it was.
+    pub worker: usize,
+    /// Seconds from the start.
+    pub start: f64,
+    /// Seconds from the start.
+    pub end: f64,
+    /// What it was.
+    pub activity: Activity,
+}
+
+/// Kinds of [`Span`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// The device carried out this forward, backward or step.
+    Compute(Op),
+    /// Activations of the minibatch left for worker `to`.
+    Activations {
+        /// Minibatch.
+        minibatch: usize,
+        /// Receiving worker.
+        to: usize,
+    },
+    /// Gradients of the minibatch left for worker `to`.
+    Gradients {
+        /// Minibatch.
+        minibatch: usize,
+        /// Receiving worker.
+        to: usize,
+    },
+    /// Some of the round's all-reduce left for worker `to`.
+    AllReduce {
+        /// Round.
+        round: usize,
+        /// Receiving worker.
+        to: usize,
+    },
+}
+
 /// Carries out a schedule.
 ///
 /// A message occupies its sender's link and then its receiver's for bytes / bandwidth each, cut through, first come
@@ -29,7 +70,23 @@ pub struct Trace {
 /// None if the schedule gets stuck, which [`Schedule::check`] explains.
 #[must_use]
 pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> Option<Trace> {
+    simulate(Simulation::new(schedule, evaluation, machine)).map(|(trace, _)| trace)
+}
+
+/// Carries out a schedule like [`run`] and records what took time on every worker and link.
+#[must_use]
+pub fn record(
+    schedule: &Schedule,
+    evaluation: &Evaluation,
+    machine: &Machine,
+) -> Option<(Trace, Vec<Span>)> {
     let mut simulation = Simulation::new(schedule, evaluation, machine);
+    simulation.spans = Some(Vec::new());
+    simulate(simulation)
+}
+
+fn simulate(mut simulation: Simulation) -> Option<(Trace, Vec<Span>)> {
+    let schedule = simulation.schedule;
     for worker in 0..schedule.operations.len() {
         simulation.proceed(worker, 0.0);
     }
@@ -42,11 +99,12 @@ pub fn run(schedule: &Schedule, evaluation: &Evaluation, machine: &Machine) -> O
     }
     let mut through = simulation.through;
     through.sort_unstable_by(f64::total_cmp);
-    Some(Trace {
+    let trace = Trace {
         through,
         last_first_stage_forward: simulation.last_first_stage_forward,
         end: simulation.end,
-    })
+    };
+    Some((trace, simulation.spans.unwrap_or_default()))
 }
 
 /// A tensor or a chunk of a ring on its way.
@@ -159,6 +217,8 @@ struct Simulation<'a> {
     through: Vec<f64>,
     last_first_stage_forward: f64,
     end: f64,
+    /// What took time, if somebody wants to know.
+    spans: Option<Vec<Span>>,
 }
 
 impl<'a> Simulation<'a> {
@@ -182,6 +242,7 @@ impl<'a> Simulation<'a> {
             through: vec![0.0; schedule.minibatches],
             last_first_stage_forward: 0.0,
             end: 0.0,
+            spans: None,
         }
     }
 
@@ -316,6 +377,16 @@ impl<'a> Simulation<'a> {
 
     fn compute(&mut self, worker: usize, seconds: f64, now: f64) {
         self.workers[worker].computing = true;
+        if let Some(spans) = &mut self.spans {
+            spans.push(Span {
+                worker,
+                start: now,
+                end: now + seconds,
+                activity: Activity::Compute(
+                    self.schedule.operations[worker][self.workers[worker].position],
+                ),
+            });
+        }
         self.at(now + seconds, Happening::Computed { worker });
     }
 
@@ -348,6 +419,19 @@ impl<'a> Simulation<'a> {
     ) {
         let start = now.max(self.workers[from].out_free);
         self.workers[from].out_free = start + seconds;
+        if let Some(spans) = &mut self.spans {
+            let activity = match message {
+                Message::Activations { minibatch, .. } => Activity::Activations { minibatch, to },
+                Message::Gradients { minibatch, .. } => Activity::Gradients { minibatch, to },
+                Message::Chunk { round } => Activity::AllReduce { round, to },
+            };
+            spans.push(Span {
+                worker: from,
+                start,
+                end: start + seconds,
+                activity,
+            });
+        }
         self.at(
             start,
             Happening::Leaving {

@@ -3,7 +3,7 @@
 pub mod depth;
 mod events;
 
-pub use events::{Trace, run};
+pub use events::{Activity, Span, Trace, record, run};
 
 use crate::cost::{Evaluation, Machine};
 use crate::schedule::{Schedule, ScheduleError, ShapeError, StageLink, StageShape};

@@ -1,0 +1,58 @@
+//! What every worker of a plan does when, as the simulation has it.
+
+use super::{PlanningError, Request};
+use crate::cost::{Evaluation, Machine, Partition};
+use crate::graph::LayerGraph;
+use crate::plan::Plan;
+use crate::profile::Profile;
+use crate::schedule::WorkerRole;
+use crate::simulate::{SimulationError, Span, record};
+
+/// A simulated run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// Stage and replica of each worker.
+    pub roles: Vec<WorkerRole>,
+    /// What took time.
+    pub spans: Vec<Span>,
+    /// Seconds that everything took.
+    pub end: f64,
+    /// Minibatches that went through.
+    pub minibatches: usize,
+}
+
+/// Runs `minibatches` through the plan, which was made for this profile and request.
+///
+/// # Errors
+/// If the plan's schedule cannot work.
+pub fn timeline(
+    profile: &Profile,
+    request: &Request,
+    plan: &Plan,
+    minibatches: usize,
+) -> Result<Timeline, PlanningError> {
+    let graph = LayerGraph::new(profile);
+    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let mut next = 0;
+    let partition = Partition {
+        stages: plan
+            .stages
+            .iter()
+            .map(|stage| {
+                let first = next;
+                next += stage.layers.len();
+                first..next
+            })
+            .collect(),
+        replicas: plan.stages.iter().map(|stage| stage.replicas).collect(),
+    };
+    let evaluation = Evaluation::new(&graph, &partition, &machine);
+    let schedule = plan.schedule_for(minibatches)?;
+    let (trace, spans) = record(&schedule, &evaluation, &machine).ok_or(SimulationError::Stuck)?;
+    Ok(Timeline {
+        roles: schedule.roles,
+        spans,
+        end: trace.end,
+        minibatches,
+    })
+}
