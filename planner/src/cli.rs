@@ -11,7 +11,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::cost::Formula;
 use crate::file::{self, FileError};
 use crate::plan::Cluster;
-use crate::planning::{self, LOCAL_BANDWIDTH, PlanningError, Request, Scope, Solver, StageSpec};
+use crate::planning::{
+    self, Explanation, LOCAL_BANDWIDTH, PlanningError, Request, Scope, Solver, StageSpec,
+};
 use crate::profile::{FileRef, Profile};
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
 use crate::{Plan, report, timeline};
@@ -107,6 +109,11 @@ pub struct Arguments {
     #[cfg(feature = "plot")]
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+
+    /// Say more about the plan: its fullest resources, what the plans next to it cost, and what one more device or
+    /// twice the bandwidth would bring
+    #[arg(long, conflicts_with_all = ["quiet", "sweep"])]
+    pub explain: bool,
 
     /// Print the simulated schedule too, one row for each worker: the first rounds and the steady state
     #[arg(long, conflicts_with_all = ["json", "quiet", "sweep"])]
@@ -282,7 +289,12 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
     if let Some(path) = &arguments.plot {
         draw(path, &profile, &request)?;
     }
-    print(arguments, &request, &plan)?;
+    let explanation = if arguments.explain {
+        Some(planning::explanation(&profile, &request, &plan)?)
+    } else {
+        None
+    };
+    print(arguments, &request, &plan, explanation.as_ref())?;
     show_timeline(arguments, &profile, &request, &plan)
 }
 
@@ -309,13 +321,29 @@ fn show_timeline(
     Ok(())
 }
 
-fn print(arguments: &Arguments, request: &Request, plan: &Plan) -> Result<(), CliError> {
-    let text = if arguments.json {
-        plan.to_json()
-    } else if arguments.quiet {
-        return Ok(());
-    } else {
-        report::table(plan, request.formula)
+fn print(
+    arguments: &Arguments,
+    request: &Request,
+    plan: &Plan,
+    explanation: Option<&Explanation>,
+) -> Result<(), CliError> {
+    /// The plan's own names, and one more.
+    #[derive(serde::Serialize)]
+    struct Explained<'a> {
+        #[serde(flatten)]
+        plan: &'a Plan,
+        explanation: &'a Explanation,
+    }
+    let text = match explanation {
+        _ if arguments.quiet => return Ok(()),
+        Some(explanation) if arguments.json => file::to_json(&Explained { plan, explanation }),
+        None if arguments.json => plan.to_json(),
+        Some(explanation) => format!(
+            "{}\n{}",
+            report::table(plan, request.formula),
+            report::explanation(plan, explanation)
+        ),
+        None => report::table(plan, request.formula),
     };
     print_text(&text)
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use crate::Plan;
 use crate::cost::Formula;
 use crate::plan::{Baseline, Cluster, Stage};
+use crate::planning::Explanation;
 use crate::units::{show_bandwidth, show_bytes, show_time};
 
 /// No layer name is shown longer than this.
@@ -151,6 +152,61 @@ fn verdict(plan: &Plan, formula: Formula) -> String {
         };
         let _ = writeln!(text, "Idle        {}{why}", count(unused, "device"));
     }
+    text
+}
+
+/// What surrounds the plan, ending in a newline.
+#[must_use]
+pub fn explanation(plan: &Plan, explanation: &Explanation) -> String {
+    let percent = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
+    let header = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+    let mut text = String::from("Fullest resources, seconds per minibatch\n");
+    for resource in &explanation.resources {
+        let _ = writeln!(
+            text,
+            "  {:>8}  {}",
+            show_time(resource.seconds),
+            resource.name
+        );
+    }
+    if !explanation.runner_ups.is_empty() {
+        text.push_str(
+            "\nThe best plans one step away: a boundary, a replica or a merged pair of stages\n",
+        );
+        let mut rows = vec![header([
+            "replicas",
+            "bottleneck",
+            "simulated",
+            "  stages begin at",
+        ])];
+        rows.extend(explanation.runner_ups.iter().map(|other| {
+            let cuts: Vec<String> = other.cuts.iter().map(|cut| shorten(cut)).collect();
+            let cuts = if cuts.len() > 4 {
+                format!("{} and {} more", cuts[..4].join(", "), cuts.len() - 4)
+            } else {
+                cuts.join(", ")
+            };
+            vec![
+                other.configuration.clone(),
+                show_time(other.bottleneck_s),
+                percent(other.period_s / plan.period_s.max(f64::MIN_POSITIVE)),
+                format!("  {cuts}"),
+            ]
+        }));
+        text.push_str(&align(&rows, 1));
+        text.push_str("Simulated: seconds per minibatch against this plan's.\n");
+    }
+    text.push_str("\nWith other hardware\n");
+    let mut rows = vec![header(["", "samples/s", "gain", "  replicas"])];
+    rows.extend(explanation.what_if.iter().map(|other| {
+        vec![
+            other.change.to_owned(),
+            number(other.throughput_samples_per_s),
+            percent(other.speedup),
+            format!("  {}", other.configuration),
+        ]
+    }));
+    text.push_str(&align(&rows, 1));
     text
 }
 

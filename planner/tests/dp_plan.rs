@@ -343,6 +343,27 @@ fn pictures_are_written_by_their_ending() {
 }
 
 #[test]
+fn a_plan_is_explained_in_words_and_as_json() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let text = swept(&profile, &[&FOUR[..], &["--explain"]].concat());
+    for part in [
+        "Fullest resources",
+        "one step away",
+        "one more device",
+        "twice the bandwidth",
+    ] {
+        assert!(text.contains(part), "{part}");
+    }
+    let plan = planned(&profile, &["--explain"]);
+    let explanation = &plan["explanation"];
+    assert_eq!(explanation["resources"][0]["seconds"], plan["bottleneck_s"]);
+    for runner_up in explanation["runner_ups"].as_array().unwrap() {
+        assert!(runner_up["bottleneck_s"].as_f64() >= plan["lower_bound_s"].as_f64());
+    }
+}
+
+#[test]
 fn the_schedule_is_shown_and_traced() {
     let folder = Folder::new();
     let profile = folder.profile(&small());

@@ -70,7 +70,7 @@ pub(super) fn stall(
     })
 }
 
-fn place(graph: &LayerGraph, e: &StageEvaluation, stage: usize) -> String {
+pub(super) fn place(graph: &LayerGraph, e: &StageEvaluation, stage: usize) -> String {
     let first = &graph.layer(e.layers.start).name;
     let last = &graph.layer(e.layers.end - 1).name;
     let layers = if first == last {

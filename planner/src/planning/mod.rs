@@ -4,12 +4,14 @@ mod baselines;
 mod explain;
 mod grid;
 mod hand;
+mod neighbours;
 mod search;
 mod sweep;
 mod timeline;
 
 pub use grid::{Axes, Cell, csv, grid};
 pub use hand::{HandError, StageSpec, parse_stages};
+pub use neighbours::{Explanation, explanation};
 pub use search::{Infeasible, Solver};
 pub use sweep::{Point, sweep};
 pub use timeline::{Timeline, timeline};

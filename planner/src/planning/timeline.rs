@@ -33,20 +33,7 @@ pub fn timeline(
 ) -> Result<Timeline, PlanningError> {
     let graph = LayerGraph::new(profile);
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-    let mut next = 0;
-    let partition = Partition {
-        stages: plan
-            .stages
-            .iter()
-            .map(|stage| {
-                let first = next;
-                next += stage.layers.len();
-                first..next
-            })
-            .collect(),
-        replicas: plan.stages.iter().map(|stage| stage.replicas).collect(),
-    };
-    let evaluation = Evaluation::new(&graph, &partition, &machine);
+    let evaluation = Evaluation::new(&graph, &Partition::of(plan), &machine);
     let schedule = plan.schedule_for(minibatches)?;
     let (trace, spans) = record(&schedule, &evaluation, &machine).ok_or(SimulationError::Stuck)?;
     Ok(Timeline {

@@ -1,0 +1,296 @@
+//! What surrounds a plan: its fullest resources, the plans next to it, and what more hardware would bring.
+
+use serde::Serialize;
+
+use super::{
+    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, search, throughput,
+};
+use crate::cost::{Evaluation, Machine, Partition};
+use crate::graph::LayerGraph;
+use crate::plan::Plan;
+use crate::profile::Profile;
+use crate::solve::Limits;
+
+/// Why a plan is the best, and what would make it better.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The fullest devices and links, fullest first.
+    pub resources: Vec<Resource>,
+    /// The best of the plans that differ in one boundary, one replica or one pair of merged stages.
+    pub runner_ups: Vec<RunnerUp>,
+    /// What a larger cluster would give.
+    pub what_if: Vec<WhatIf>,
+}
+
+/// A device or link and how long it is taken.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Resource {
+    /// In words.
+    pub name: String,
+    /// Seconds per minibatch.
+    pub seconds: f64,
+}
+
+/// A plan that was not chosen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunnerUp {
+    /// Replicas of the stages, as in `15-1`.
+    pub configuration: String,
+    /// First layers of the stages behind the first one.
+    pub cuts: Vec<String>,
+    /// Seconds per minibatch on its fullest resource, as the request's formula counts it.
+    pub bottleneck_s: f64,
+    /// Simulated seconds per minibatch.
+    pub period_s: f64,
+}
+
+/// The best plan on another cluster.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhatIf {
+    /// What is different.
+    pub change: &'static str,
+    /// Replicas of the stages.
+    pub configuration: String,
+    /// Samples per second.
+    pub throughput_samples_per_s: f64,
+    /// That over the plan's, 1.1 for 10 % more.
+    pub speedup: f64,
+}
+
+/// No list is longer.
+const MOST: usize = 4;
+
+/// Looks around the plan, which was made for this profile and request.
+///
+/// # Errors
+/// If a solver fails.
+pub fn explanation(
+    profile: &Profile,
+    request: &Request,
+    plan: &Plan,
+) -> Result<Explanation, PlanningError> {
+    let graph = LayerGraph::new(profile);
+    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let chosen = Partition::of(plan);
+    Ok(Explanation {
+        resources: resources(&graph, &machine, &chosen),
+        runner_ups: runner_ups(&graph, &machine, request, &chosen)?,
+        what_if: what_if(profile, &graph, request, plan)?,
+    })
+}
+
+impl Partition {
+    /// The partition that a plan describes.
+    pub(super) fn of(plan: &Plan) -> Self {
+        let mut next = 0;
+        let stages = plan.stages.iter().map(|stage| {
+            let first = next;
+            next += stage.layers.len();
+            first..next
+        });
+        Self {
+            stages: stages.collect(),
+            replicas: plan.stages.iter().map(|stage| stage.replicas).collect(),
+        }
+    }
+
+    fn configuration(&self) -> String {
+        let replicas: Vec<String> = self.replicas.iter().map(ToString::to_string).collect();
+        replicas.join("-")
+    }
+}
+
+fn resources(graph: &LayerGraph, machine: &Machine, partition: &Partition) -> Vec<Resource> {
+    let evaluation = Evaluation::new(graph, partition, machine);
+    let mut all = Vec::new();
+    for (stage, e) in evaluation.stages.iter().enumerate() {
+        let place = explain::place(graph, e, stage);
+        all.push(Resource {
+            name: format!("device of {place}"),
+            seconds: e.loads.device(),
+        });
+        if machine.bandwidth < super::LOCAL_BANDWIDTH {
+            all.push(Resource {
+                name: format!("link of {place}"),
+                seconds: e.loads.network(),
+            });
+        }
+    }
+    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    all.truncate(MOST);
+    all
+}
+
+fn runner_ups(
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    chosen: &Partition,
+) -> Result<Vec<RunnerUp>, PlanningError> {
+    let straight = request.scope == Scope::Straight;
+    let limits = Limits {
+        devices: request.cluster.devices,
+        most_replicas: if straight { 1 } else { request.cluster.devices },
+        memory: memory_limit(&request.cluster),
+    };
+    let mut near: Vec<(f64, Partition)> = neighbours(chosen)
+        .into_iter()
+        .filter(|p| p.replicas.iter().all(|&r| r <= limits.most_replicas))
+        .filter(|p| search::miss(graph, machine, p, limits, "plan").is_none())
+        .map(|p| {
+            let evaluation = Evaluation::new(graph, &p, machine);
+            (evaluation.objective(request.formula, machine), p)
+        })
+        .collect();
+    near.sort_by(|a, b| a.0.total_cmp(&b.0));
+    near.truncate(MOST);
+    near.into_iter()
+        .map(|(bottleneck_s, partition)| {
+            let judged = judge(graph, machine, &partition, limits.memory)?;
+            let cuts = partition.stages[1..].iter();
+            Ok(RunnerUp {
+                configuration: partition.configuration(),
+                cuts: cuts.map(|s| graph.layer(s.start).name.clone()).collect(),
+                bottleneck_s,
+                period_s: judged.choice.prediction.period,
+            })
+        })
+        .collect()
+}
+
+/// Partitions one step away: a boundary moved by a layer, a replica handed to a neighbour or given up, two stages
+/// merged. Each uses no more devices.
+fn neighbours(chosen: &Partition) -> Vec<Partition> {
+    let mut near = Vec::new();
+    let stages = chosen.stages.len();
+    for i in 0..stages {
+        if chosen.replicas[i] > 1 {
+            let mut fewer = chosen.clone();
+            fewer.replicas[i] -= 1;
+            for other in [i.checked_sub(1), (i + 1 < stages).then_some(i + 1)] {
+                let mut moved = fewer.clone();
+                let Some(other) = other else { continue };
+                moved.replicas[other] += 1;
+                near.push(moved);
+            }
+            near.push(fewer);
+        }
+        if i + 1 == stages {
+            continue;
+        }
+        let (left, right) = (chosen.stages[i].clone(), chosen.stages[i + 1].clone());
+        for cut in [left.end - 1, left.end + 1] {
+            if left.start < cut && cut < right.end {
+                let mut moved = chosen.clone();
+                moved.stages[i].end = cut;
+                moved.stages[i + 1].start = cut;
+                near.push(moved);
+            }
+        }
+        let mut merged = chosen.clone();
+        merged.stages[i].end = right.end;
+        merged.replicas[i] += merged.replicas.remove(i + 1);
+        merged.stages.remove(i + 1);
+        near.push(merged);
+    }
+    near
+}
+
+fn what_if(
+    profile: &Profile,
+    graph: &LayerGraph,
+    request: &Request,
+    plan: &Plan,
+) -> Result<Vec<WhatIf>, PlanningError> {
+    let mut free = request.clone();
+    free.solver = Solver::Dp;
+    if let Scope::Given(_) = free.scope {
+        free.scope = Scope::All;
+    }
+    let mut changes = Vec::new();
+    let mut more = free.clone();
+    more.cluster.devices += 1;
+    changes.push(("one more device", more));
+    if !free.cluster.local {
+        let mut faster = free.clone();
+        faster.cluster.bandwidth_bytes_per_s *= 2.0;
+        changes.push(("twice the bandwidth", faster));
+    }
+    if let Some(memory) = free.cluster.memory_bytes {
+        let mut larger = free.clone();
+        larger.cluster.memory_bytes = Some(memory.saturating_mul(2));
+        changes.push(("twice the memory", larger));
+    }
+    changes
+        .into_iter()
+        .map(|(change, request)| {
+            let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+            let found = search::search(graph, &machine, &request)?;
+            let limit = memory_limit(&request.cluster);
+            let judged = judge(graph, &machine, &found.partition, limit)?;
+            let samples = throughput(profile, judged.choice.prediction.period);
+            Ok(WhatIf {
+                change,
+                configuration: found.partition.configuration(),
+                throughput_samples_per_s: samples,
+                speedup: samples / plan.throughput_samples_per_s,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Formula;
+    use crate::plan::Cluster;
+    use crate::testing;
+
+    #[test]
+    fn neighbours_are_partitions_of_the_same_layers_on_no_more_devices() {
+        let chosen = Partition {
+            stages: vec![0..2, 2..3, 3..6],
+            replicas: vec![2, 1, 3],
+        };
+        let near = neighbours(&chosen);
+        // Stage 0: one moved or given up; stage 2 the same; the boundaries 1 (left, not right) and 2 (right); merged.
+        assert_eq!(near.len(), 2 + 2 + 2 + 2);
+        for partition in near {
+            assert_ne!(partition, chosen);
+            assert!(partition.workers() <= chosen.workers());
+            let mut next = 0;
+            for (stage, replicas) in partition.stages.iter().zip(&partition.replicas) {
+                assert!(stage.start == next && stage.start < stage.end && *replicas > 0);
+                next = stage.end;
+            }
+            assert_eq!(next, 6);
+        }
+    }
+
+    #[test]
+    fn no_runner_up_beats_an_optimal_plan_and_hardware_helps() {
+        let profile = testing::chain(&[30.0, 20.0, 40.0], &[1000, 500_000, 10], &[2000, 2000]);
+        let request = Request {
+            cluster: Cluster {
+                devices: 3,
+                bandwidth_bytes_per_s: 1e6,
+                latency_s: 0.0,
+                local: false,
+                memory_bytes: None,
+            },
+            solver: Solver::Dp,
+            formula: Formula::Ours,
+            scope: Scope::All,
+        };
+        let plan = super::super::plan(&profile, profile.model.clone(), &request).unwrap();
+        assert!(plan.optimal);
+        let explanation = explanation(&profile, &request, &plan).unwrap();
+        assert_eq!(explanation.resources[0].seconds, plan.bottleneck_s);
+        for runner_up in &explanation.runner_ups {
+            assert!(runner_up.bottleneck_s >= plan.bottleneck_s);
+        }
+        let changes: Vec<_> = explanation.what_if.iter().map(|w| w.change).collect();
+        assert_eq!(changes, ["one more device", "twice the bandwidth"]);
+        assert!(explanation.what_if[0].speedup > 1.0);
+    }
+}
