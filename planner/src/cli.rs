@@ -4,7 +4,7 @@ pub mod convert;
 pub mod sweep;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -357,7 +357,9 @@ fn print_text(text: &str) -> Result<(), CliError> {
 }
 
 #[cfg(feature = "plot")]
-fn draw(path: &Path, profile: &Profile, request: &Request) -> Result<(), CliError> {
+fn draw(path: &std::path::Path, profile: &Profile, request: &Request) -> Result<(), CliError> {
+    use std::path::Path;
+
     use crate::plot;
 
     let points = planning::sweep(profile, request)?;

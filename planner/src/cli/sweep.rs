@@ -1,10 +1,8 @@
 //! `dp-plan --sweep`: plans over numbers of devices, bandwidths or both.
 
-use std::path::Path;
-
-use super::{Arguments, CliError, Link, print_text};
+use super::{Arguments, CliError, print_text};
 use crate::file;
-use crate::planning::{Axes, Cell, csv, grid};
+use crate::planning::{Axes, csv, grid};
 use crate::profile::Profile;
 use crate::units::parse_bandwidth;
 
@@ -121,10 +119,12 @@ pub(super) fn run(arguments: &Arguments, profile: &Profile) -> Result<(), CliErr
 
 #[cfg(feature = "plot")]
 mod pictures {
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
-    use super::*;
+    use crate::cli::{Arguments, Link};
+    use crate::planning::{Axes, Cell};
     use crate::plot::{HeatMap, Lines, Picture, PlotError, Series};
+    use crate::profile::Profile;
     use crate::units::show_bandwidth;
 
     /// Speed-up over both axes, or throughput, memory and communication over one.
