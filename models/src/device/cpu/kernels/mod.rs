@@ -1,6 +1,6 @@
 //! Loops over slices that do the CPU device's heavy work.
 //!
-//! Every product of matrices, convolutions included, runs through one register tile ([`tile`]). Kernels
+//! Every product of matrices, convolutions included, runs through one register tile (`tile`). Kernels
 //! are generic over `pulp::Simd` and pick the widest instruction set of the machine at run time: AVX-512,
 //! AVX2 with FMA, NEON, else scalar code.
 //!
