@@ -6,6 +6,7 @@ use clap::{Args, Parser, ValueEnum};
 use executor::data::DataOptions;
 use executor::job::{Baseline, Options};
 use executor::learning_rate::Decay;
+use models::graph::parse_dimension;
 use models::init::Init;
 use models::loss::Loss;
 use models::optimizer::Optimizer;
@@ -33,6 +34,10 @@ pub struct Cli {
     /// The model, if it is not where the plan says
     #[arg(long, value_name = "FILE.onnx")]
     pub model: Option<PathBuf>,
+
+    /// Size of a named dynamic dimension, as given to dp-profile; may be given several times
+    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dimension)]
+    pub dims: Vec<(String, usize)>,
 
     #[command(flatten)]
     pub data: DataArgs,
@@ -236,6 +241,7 @@ impl Cli {
         let training = &self.training;
         Options {
             model: self.model.clone(),
+            dims: self.dims.iter().cloned().collect(),
             baseline: self.baseline.map(|name| match name {
                 BaselineName::Dp => Baseline::DataParallel,
                 BaselineName::Single => Baseline::Single,

@@ -1,5 +1,6 @@
 //! From a plan and options to a [`Job`]: the model opened and checked, cut into stages, weights set.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -36,6 +37,8 @@ pub enum Baseline {
 pub struct Options {
     /// The model, if it does not lie where the plan says.
     pub model: Option<PathBuf>,
+    /// Sizes of open dimensions by name, the batch aside.
+    pub dims: BTreeMap<String, usize>,
     /// Something else than the plan's stages.
     pub baseline: Option<Baseline>,
     /// Samples; random numbers of the right shapes if none.
@@ -89,7 +92,7 @@ pub fn prepare(
     let build = BuildOptions {
         batch: Some(plan.batch_size),
         training_form: options.training_form,
-        ..BuildOptions::default()
+        dims: options.dims.clone(),
     };
     let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
     let graph = Arc::new(Graph::build(&model, &build).map_err(|e| model_error(&e))?);

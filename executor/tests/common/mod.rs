@@ -4,6 +4,7 @@
     reason = "every test program compiles this module and uses a part of it"
 )]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -129,6 +130,7 @@ pub fn plan(model: &Path, batch_size: usize, shapes: &[StageShape]) -> Plan {
 pub fn options(data: &Path, minibatches: usize) -> Options {
     Options {
         model: None,
+        dims: BTreeMap::new(),
         baseline: None,
         data: Some(DataOptions {
             data: data.to_owned(),

@@ -27,6 +27,23 @@ pub struct BuildOptions {
     pub training_form: bool,
 }
 
+/// Reads `NAME=SIZE`, the way programs are told the size of an open dimension.
+///
+/// # Errors
+/// What was expected, when it is not that or the size is 0.
+pub fn parse_dimension(text: &str) -> Result<(String, usize), String> {
+    let expected = || {
+        format!(
+            "expected NAME=SIZE with a size of at least 1, for example sequence=128, not '{text}'"
+        )
+    };
+    let (name, size) = text.split_once('=').ok_or_else(expected)?;
+    match size.parse() {
+        Ok(size) if size > 0 && !name.is_empty() => Ok((name.to_owned(), size)),
+        _ => Err(expected()),
+    }
+}
+
 impl Graph {
     /// Builds the graph of a model: names and sorts its nodes, binds shapes, finds its weights, folds
     /// constants, drops what no output depends on, and groups the rest into layers.

@@ -15,7 +15,7 @@ mod rebatch;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-pub use build::BuildOptions;
+pub use build::{BuildOptions, parse_dimension};
 pub use error::{GraphError, GraphErrorKind};
 pub use layers::{Layer, LayerEdge};
 

@@ -519,3 +519,12 @@ fn a_cast_between_types_that_are_one_here_is_no_node() {
     assert_eq!(graph.parameters()[0].name, "w");
     assert_eq!(graph.nodes().len(), 1);
 }
+
+#[test]
+fn dimensions_need_a_name_and_a_size() {
+    use super::parse_dimension;
+    assert_eq!(parse_dimension("sequence=4"), Ok(("sequence".into(), 4)));
+    for bad in ["sequence", "=4", "sequence=0", "sequence=x"] {
+        assert!(parse_dimension(bad).unwrap_err().contains(bad));
+    }
+}
