@@ -375,7 +375,8 @@ fn a_diverging_run_stops_with_a_word() {
         stderr.contains("diverged") && stderr.contains("--lr"),
         "{stderr}"
     );
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    let errors = stderr.lines().filter(|line| !line.starts_with("warning: "));
+    assert_eq!(errors.count(), 1, "{stderr}");
     assert!(!dir.path().join("trained.onnx").exists());
     assert!(!dir.path().join("run/summary.json").exists());
 }
@@ -402,7 +403,13 @@ fn an_interrupted_run_writes_what_is_there() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+    // A machine of few cores gets a warning first.
+    let mut stderr = BufReader::new(child.stderr.take().unwrap())
+        .lines()
+        .skip_while(|line| {
+            line.as_ref()
+                .is_ok_and(|line| line.starts_with("warning: "))
+        });
     // The first epoch has ended, the second is under way.
     let first = stderr.next().unwrap().unwrap();
     assert!(first.starts_with("epoch 1/1000"), "{first}");

@@ -19,7 +19,7 @@ pub struct Cli {
     #[arg(value_name = "MODEL.onnx")]
     pub model: PathBuf,
 
-    /// Samples per minibatch [default: the batch the model was exported with]
+    /// Samples per minibatch [default: the batch that the file fixes]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: Option<u32>,
 

@@ -150,6 +150,8 @@ fn an_output_path_that_cannot_be_written_is_named() {
     let stderr = failure(
         &[
             zoo("mlp_digits.onnx").to_str().unwrap(),
+            "--batch",
+            "2",
             "--budget",
             "100ms",
             "-o",
