@@ -100,6 +100,28 @@ impl LayerGraph {
         Self { graph, tensors }
     }
 
+    /// The same graph with its layers in another execution order, which must be a topological one: layer i of the
+    /// new graph is layer `order[i]` of this.
+    #[must_use]
+    pub fn reordered(&self, order: &[usize]) -> Self {
+        let mut place = vec![0; self.len()];
+        let mut graph = DiGraph::new();
+        for (new, &old) in order.iter().enumerate() {
+            place[old] = new;
+            graph.add_node(self.layer(old).clone());
+        }
+        let mut tensors = self.tensors.clone();
+        for (t, tensor) in tensors.iter_mut().enumerate() {
+            tensor.producer = place[tensor.producer];
+            for reader in &mut tensor.readers {
+                *reader = place[*reader];
+                graph.add_edge(NodeIndex::new(tensor.producer), NodeIndex::new(*reader), t);
+            }
+            tensor.readers.sort_unstable();
+        }
+        Self { graph, tensors }
+    }
+
     /// Number of layers.
     #[must_use]
     pub fn len(&self) -> usize {

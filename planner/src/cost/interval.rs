@@ -14,12 +14,16 @@ pub enum SkipCount {
     PerReader,
 }
 
-/// Sums of all intervals `[start, end)` of the execution order.
+/// Sums of all intervals `[start, end)` between two places: those of the execution order, or others
+/// ([`IntervalTable::of_places`]).
 #[derive(Clone, Debug)]
 pub struct IntervalTable {
+    /// Intervals at most: one less than the places.
     layers: usize,
-    /// Row by row: for each start all ends.
-    sums: Vec<StageSums>,
+    /// Row by row: for each start all ends. None where no stage lies between the two.
+    sums: Vec<Option<StageSums>>,
+    /// Whether an interval holds all that lies between its places: then a longer one has more work.
+    nested: bool,
 }
 
 impl IntervalTable {
@@ -68,25 +72,58 @@ impl IntervalTable {
                     interval.traffic.output += stages * tensors[t].bytes;
                     interval.traffic.output_gradient += stages * tensors[t].gradient_bytes();
                 }
-                sums.push(interval);
+                sums.push(Some(interval));
             }
         }
-        Self { layers, sums }
+        Self {
+            layers,
+            sums,
+            nested: true,
+        }
     }
 
-    /// Number of layers.
+    /// The table of any `places`, numbered so that stages lead from lower to higher ones: `sums` of start and end, none
+    /// where no stage lies between them. One has to lie between the first place and the last.
+    #[must_use]
+    pub fn of_places(places: usize, sums: impl Fn(usize, usize) -> Option<StageSums>) -> Self {
+        let starts = 0..places - 1;
+        let pairs = starts.flat_map(|start| (start + 1..places).map(move |end| (start, end)));
+        Self {
+            layers: places - 1,
+            sums: pairs.map(|(start, end)| sums(start, end)).collect(),
+            nested: false,
+        }
+    }
+
+    /// Whether an interval from the same start to a higher end always has more work.
+    #[must_use]
+    pub fn is_nested(&self) -> bool {
+        self.nested
+    }
+
+    /// Number of layers, or of the places behind the first.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layers
     }
 
-    /// Sums of layers `start..end`, which must not be empty.
+    /// Sums of the stage `start..end`, which must not be empty; none if there is no such stage.
     #[must_use]
-    pub fn get(&self, start: usize, end: usize) -> &StageSums {
+    pub fn find(&self, start: usize, end: usize) -> Option<&StageSums> {
         debug_assert!(start < end && end <= self.layers);
         // Rows before this one have layers, layers - 1, ... entries.
         let row = start * self.layers - start * start.saturating_sub(1) / 2;
-        &self.sums[row + end - start - 1]
+        self.sums[row + end - start - 1].as_ref()
+    }
+
+    /// Sums of a stage that there is.
+    ///
+    /// # Panics
+    /// If no stage lies between the two places.
+    #[must_use]
+    pub fn get(&self, start: usize, end: usize) -> &StageSums {
+        self.find(start, end)
+            .expect("only stages that are in the table are asked for")
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the obvious alternatives give on the same cluster.
 
+use super::search::Found;
 use super::{PlanningError, Request, Scope, Solver, gap, judge, memory_limit, search, throughput};
 use crate::cost::{Evaluation, Formula, Machine, Partition, data_parallel};
 use crate::graph::LayerGraph;
@@ -25,18 +26,18 @@ pub(super) fn baselines(
     };
     let mut unlimited = straight.clone();
     unlimited.cluster.memory_bytes = None;
-    let model_stages = search::search(graph, machine, &unlimited)?.partition;
+    let model_stages = search::search(graph, machine, &unlimited)?;
     let straight = match search::search(graph, machine, &straight) {
-        Ok(found) => straight_baseline(profile, graph, machine, request, &found.partition, None)?,
+        Ok(found) => straight_baseline(profile, machine, request, &found, None)?,
         Err(PlanningError::Infeasible(miss)) => {
             let why = Some(miss.to_string());
-            straight_baseline(profile, graph, machine, request, &model_stages, why)?
+            straight_baseline(profile, machine, request, &model_stages, why)?
         }
         Err(other) => return Err(other),
     };
     Ok(Baselines {
         data_parallel: data_parallel_baseline(profile, graph, machine, request),
-        model_parallel: model_parallel_baseline(profile, graph, machine, request, &model_stages)?,
+        model_parallel: model_parallel_baseline(profile, machine, request, &model_stages)?,
         straight,
     })
 }
@@ -69,18 +70,17 @@ fn data_parallel_baseline(
 
 fn model_parallel_baseline(
     profile: &Profile,
-    graph: &LayerGraph,
     machine: &Machine,
     request: &Request,
-    partition: &Partition,
+    stages: &Found,
 ) -> Result<Baseline, PlanningError> {
-    let evaluation = Evaluation::new(graph, partition, machine);
+    let evaluation = Evaluation::new(&stages.graph, &stages.partition, machine);
     let one_at_a_time = StageShape {
         replicas: 1,
         depth: 1,
         delay: 0,
     };
-    let shapes = vec![one_at_a_time; partition.stages.len()];
+    let shapes = vec![one_at_a_time; stages.partition.stages.len()];
     let prediction = predict(&evaluation, &shapes, machine)?;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {
@@ -94,17 +94,16 @@ fn model_parallel_baseline(
 
 fn straight_baseline(
     profile: &Profile,
-    graph: &LayerGraph,
     machine: &Machine,
     request: &Request,
-    partition: &Partition,
+    stages: &Found,
     infeasible: Option<String>,
 ) -> Result<Baseline, PlanningError> {
     let limit = match infeasible {
         None => memory_limit(&request.cluster),
         Some(_) => f64::INFINITY,
     };
-    let judged = judge(graph, machine, partition, limit)?;
+    let judged = judge(&stages.graph, machine, &stages.partition, limit)?;
     let prediction = &judged.choice.prediction;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {

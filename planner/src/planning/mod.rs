@@ -16,6 +16,8 @@ pub use search::{Infeasible, Solver};
 pub use sweep::{Point, sweep};
 pub use timeline::{Timeline, timeline};
 
+use std::collections::HashMap;
+
 use crate::cost::{Evaluation, Formula, Machine, Partition};
 use crate::graph::LayerGraph;
 use crate::plan::{Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
@@ -109,7 +111,7 @@ pub fn plan(
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let found = search::search(&graph, &machine, request)?;
     let judged = judge(
-        &graph,
+        &found.graph,
         &machine,
         &found.partition,
         memory_limit(&request.cluster),
@@ -127,16 +129,16 @@ pub fn plan(
         threads: profile.threads,
         cluster: request.cluster.clone(),
         schedule: ScheduleKind::OneFOneB,
-        stages: stages(&graph, evaluation, shapes)?,
+        stages: stages(&found.graph, evaluation, shapes)?,
         links: evaluation.links.iter().map(|l| l.link()).collect(),
         workers: found.partition.workers(),
         bottleneck_s,
-        bottleneck: explain::bottleneck(&graph, evaluation, request.formula, &machine),
+        bottleneck: explain::bottleneck(&found.graph, evaluation, request.formula, &machine),
         lower_bound_s: found.lower_bound,
         gap: gap(bottleneck_s, found.lower_bound),
         optimal: found.proved,
         period_s: prediction.period,
-        stall: explain::stall(&graph, &judged.choice, evaluation),
+        stall: explain::stall(&found.graph, &judged.choice, evaluation),
         fill_s: prediction.fill,
         drain_s: prediction.drain,
         bubble_share: prediction.bubble_share,
@@ -146,6 +148,15 @@ pub fn plan(
     };
     plan.validate()?;
     Ok(plan)
+}
+
+/// The layers in the order in which a plan of this profile names them: its stages are runs of that order.
+fn planned_graph(profile: &Profile, plan: &Plan) -> LayerGraph {
+    let layers = profile.layers.iter().enumerate();
+    let place: HashMap<&str, usize> = layers.map(|(i, l)| (l.name.as_str(), i)).collect();
+    let names = plan.stages.iter().flat_map(|stage| &stage.layers);
+    let order: Vec<usize> = names.map(|name| place[name.as_str()]).collect();
+    LayerGraph::new(profile).reordered(&order)
 }
 
 fn memory_limit(cluster: &Cluster) -> f64 {

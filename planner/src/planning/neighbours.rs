@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, search, throughput,
+    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned_graph, search,
+    throughput,
 };
 use crate::cost::{Evaluation, Machine, Partition};
 use crate::graph::LayerGraph;
@@ -69,7 +70,7 @@ pub fn explanation(
     request: &Request,
     plan: &Plan,
 ) -> Result<Explanation, PlanningError> {
-    let graph = LayerGraph::new(profile);
+    let graph = planned_graph(profile, plan);
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let chosen = Partition::of(plan);
     Ok(Explanation {
@@ -227,7 +228,7 @@ fn what_if(
             let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
             let found = search::search(graph, &machine, &request)?;
             let limit = memory_limit(&request.cluster);
-            let judged = judge(graph, &machine, &found.partition, limit)?;
+            let judged = judge(&found.graph, &machine, &found.partition, limit)?;
             let samples = throughput(profile, judged.choice.prediction.period);
             Ok(WhatIf {
                 change,

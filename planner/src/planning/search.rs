@@ -5,7 +5,7 @@ use crate::cost::interval::SkipCount;
 use crate::cost::{Evaluation, Formula, Machine, Partition};
 use crate::graph::LayerGraph;
 use crate::schedule::noam;
-use crate::solve::{self, Limits, Problem, Solution, SolverError};
+use crate::solve::{self, Downsets, Limits, MOST_DOWNSETS, Problem, Solution, SolverError};
 
 /// Who searches for the best partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,8 @@ pub struct Infeasible {
 
 /// A partition and what is proved about it.
 pub(super) struct Found {
+    /// The layers in the order in which the partition's stages are runs of them.
+    pub graph: LayerGraph,
     pub partition: Partition,
     /// No plan has a smaller bottleneck.
     pub lower_bound: f64,
@@ -82,8 +84,34 @@ pub(super) fn search(
         },
         memory: memory_limit(&request.cluster),
     };
-    let problem = |skips| Problem::new(graph, *machine, request.formula, limits, skips);
+    let formula = request.formula;
+    // Where another execution order is possible, stages need not be runs of this one.
+    let downsets = if graph.is_linear() {
+        None
+    } else {
+        Downsets::new(graph, MOST_DOWNSETS)
+    };
+    let problem = |skips| match &downsets {
+        Some(downsets) => Problem::over(downsets.table(graph, skips), *machine, formula, limits),
+        None => Problem::new(graph, *machine, formula, limits, skips),
+    };
+    let unfold = |chain: Partition| match &downsets {
+        Some(downsets) => {
+            let (order, partition) = downsets.unfold(&chain);
+            (graph.reordered(&order), partition)
+        }
+        None => (graph.clone(), chain),
+    };
     let relaxed = problem(SkipCount::Once);
+    // The set that is searched has every plan in it only if no other order is possible or all are searched.
+    let complete = graph.is_linear() || downsets.is_some();
+    let bound = |contiguous: f64| {
+        if complete {
+            contiguous
+        } else {
+            relaxed.layer_bound(graph)
+        }
+    };
     if let Scope::Given(specs) = &request.scope {
         let partition = hand::partition(graph, specs, request.cluster.devices)?;
         if let Some(miss) = miss(graph, machine, &partition, limits, "plan with these stages") {
@@ -91,36 +119,28 @@ pub(super) fn search(
         }
         // The user's plan is in the set that is searched, so something is found.
         let best = request.solver.solve(&relaxed)?;
-        let bound = best.map_or(0.0, |best| best.bottleneck);
-        return Ok(conclude(
-            graph,
-            machine,
-            request.formula,
-            &relaxed,
-            partition,
-            bound,
-        ));
+        let bound = bound(best.map_or(0.0, |best| best.bottleneck));
+        return Ok(conclude(graph.clone(), machine, formula, partition, bound));
     }
     let what = if request.scope == Scope::Straight {
         "straight pipeline"
     } else {
         "plan"
     };
-    let nearest = || {
-        let nearest = solve::least_memory(&relaxed).partition;
-        miss(graph, machine, &nearest, limits, what)
-    };
     let Some(first) = request.solver.solve(&relaxed)? else {
-        return Err(nearest().map_or_else(|| unexplained(request.solver), Into::into));
+        let (graph, nearest) = unfold(solve::least_memory(&relaxed).partition);
+        return Err(miss(&graph, machine, &nearest, limits, what)
+            .map_or_else(|| unexplained(request.solver), Into::into));
     };
-    let mut candidates = vec![first.partition.clone()];
+    let mut candidates = vec![unfold(first.partition)];
     if graph.has_skips() {
         // How often a skipping tensor is sent depends on the cuts behind it, which the solver saw only as
         // bounds: the other bound gives a second candidate, and both are judged by what they really send.
         let cautious = request.solver.solve(&problem(SkipCount::PerReader))?;
-        candidates.extend(cautious.map(|solution| solution.partition));
+        candidates.extend(cautious.map(|solution| unfold(solution.partition)));
     } else {
-        let evaluated = objective(graph, machine, request.formula, &first.partition);
+        let (graph, partition) = &candidates[0];
+        let evaluated = objective(graph, machine, formula, partition);
         if (evaluated - first.bottleneck).abs() > 1e-9 * evaluated {
             return Err(PlanningError::Disagreement {
                 solver: request.solver.name(),
@@ -129,26 +149,31 @@ pub(super) fn search(
             });
         }
     }
+    if downsets.is_some() && graph.has_skips() {
+        // Nor may a plan be worse than the best one in the order that the layers are given in.
+        for skips in [SkipCount::Once, SkipCount::PerReader] {
+            let in_order = Problem::new(graph, *machine, formula, limits, skips);
+            let solution = request.solver.solve(&in_order)?;
+            candidates.extend(solution.map(|solution| (graph.clone(), solution.partition)));
+        }
+    }
+    let nearest = miss(&candidates[0].0, machine, &candidates[0].1, limits, what);
     let best = candidates
         .into_iter()
-        .filter(|partition| miss(graph, machine, partition, limits, what).is_none())
-        .min_by(|a, b| {
-            let value = |p| objective(graph, machine, request.formula, p);
-            value(a).total_cmp(&value(b))
+        .filter(|(graph, partition)| miss(graph, machine, partition, limits, what).is_none())
+        .map(|(graph, partition)| {
+            let value = objective(&graph, machine, formula, &partition);
+            (value, graph, partition)
+        })
+        .min_by(|(a, _, p), (b, _, q)| {
+            let size = |p: &Partition| (p.workers(), p.stages.len());
+            a.total_cmp(b).then(size(p).cmp(&size(q)))
         });
-    let Some(partition) = best else {
-        return Err(miss(graph, machine, &first.partition, limits, what)
-            .map_or_else(|| unexplained(request.solver), Into::into));
+    let Some((_, graph, partition)) = best else {
+        return Err(nearest.map_or_else(|| unexplained(request.solver), Into::into));
     };
-    let bound = first.bottleneck;
-    Ok(conclude(
-        graph,
-        machine,
-        request.formula,
-        &relaxed,
-        partition,
-        bound,
-    ))
+    let bound = bound(first.bottleneck);
+    Ok(conclude(graph, machine, formula, partition, bound))
 }
 
 /// A solver that finds nothing although something fits has a fault.
@@ -156,22 +181,17 @@ fn unexplained(solver: Solver) -> PlanningError {
     PlanningError::Solver(SolverError(format!("{} found nothing", solver.name())))
 }
 
-/// What is proved: the contiguous optimum bounds every plan only if no other order of the layers is possible.
+/// What is proved of a partition, given that no plan has a smaller bottleneck than `lower_bound`.
 fn conclude(
-    graph: &LayerGraph,
+    graph: LayerGraph,
     machine: &Machine,
     formula: Formula,
-    problem: &Problem,
     partition: Partition,
-    contiguous: f64,
+    lower_bound: f64,
 ) -> Found {
-    let lower_bound = if graph.is_linear() {
-        contiguous
-    } else {
-        problem.work_bound()
-    };
-    let value = objective(graph, machine, formula, &partition);
+    let value = objective(&graph, machine, formula, &partition);
     Found {
+        graph,
         partition,
         proved: value <= lower_bound * (1.0 + 1e-9),
         // Rounding must not put the bound above what it bounds.
@@ -228,4 +248,201 @@ fn show_limit(bytes: f64) -> String {
         .unwrap_or((1.0, "B"));
     let hundredths = (bytes / unit * 100.0).ceil() / 100.0;
     format!("{hundredths}{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::Cluster;
+    use crate::profile::{Edge, Profile};
+    use crate::testing;
+
+    /// Layers that read any earlier ones: tensors of their own for each reader, or one for all.
+    fn branching() -> impl Strategy<Value = Profile> {
+        let layer = (1u32..30, 0u64..400, 0u64..300, any::<[bool; 5]>());
+        (proptest::collection::vec(layer, 1..6), any::<bool>()).prop_map(|(layers, shared)| {
+            let ms: Vec<f64> = layers.iter().map(|l| f64::from(l.0)).collect();
+            let weights: Vec<u64> = layers.iter().map(|l| l.1).collect();
+            let mut profile = testing::chain(&ms, &weights, &vec![0; layers.len() - 1]);
+            profile.edges.clear();
+            for (from, l) in layers.iter().enumerate() {
+                profile.layers[from].stash_bytes = l.2 / 2;
+                for to in (from + 1..layers.len()).filter(|&to| l.3[to]) {
+                    let tensor = if shared { from } else { 10 * from + to };
+                    profile.edges.push(Edge {
+                        from: format!("L{from}"),
+                        to: format!("L{to}"),
+                        tensor: format!("t{tensor}"),
+                        bytes: l.2,
+                        gradient: from != 1,
+                    });
+                }
+            }
+            profile
+        })
+    }
+
+    fn requests() -> impl Strategy<Value = Request> {
+        (
+            1usize..4,
+            any::<bool>(),
+            0usize..4,
+            proptest::option::of(500u64..3000),
+        )
+            .prop_map(|(devices, straight, formula, memory_bytes)| Request {
+                cluster: Cluster {
+                    devices,
+                    bandwidth_bytes_per_s: 1e4,
+                    latency_s: 0.0,
+                    local: false,
+                    memory_bytes,
+                },
+                solver: Solver::Dp,
+                formula: [
+                    Formula::Ours,
+                    Formula::Paper,
+                    Formula::Sosp19,
+                    Formula::Release,
+                ][formula],
+                scope: if straight {
+                    Scope::Straight
+                } else {
+                    Scope::All
+                },
+            })
+    }
+
+    /// The smallest objective of all chains of downsets with all replications that fit, each evaluated by itself.
+    struct Brute<'a> {
+        graph: &'a LayerGraph,
+        machine: &'a Machine,
+        formula: Formula,
+        limits: Limits,
+        best: Option<f64>,
+    }
+
+    impl Brute<'_> {
+        fn is_downset(&self, set: usize) -> bool {
+            self.graph.tensors().iter().all(|t| {
+                let has = |layer: usize| set >> layer & 1 == 1;
+                has(t.producer) || t.readers.iter().all(|&r| !has(r))
+            })
+        }
+
+        fn visit(&mut self, set: usize, order: &[usize], partition: &Partition) {
+            let all = (1 << self.graph.len()) - 1;
+            if set == all {
+                let graph = self.graph.reordered(order);
+                if miss(&graph, self.machine, partition, self.limits, "plan").is_none() {
+                    let value = objective(&graph, self.machine, self.formula, partition);
+                    self.best = Some(self.best.map_or(value, |best| best.min(value)));
+                }
+                return;
+            }
+            for larger in (set + 1..=all).filter(|larger| larger & set == set) {
+                if !self.is_downset(larger) {
+                    continue;
+                }
+                let mut order = order.to_vec();
+                let start = order.len();
+                order.extend((0..self.graph.len()).filter(|&l| (larger & !set) >> l & 1 == 1));
+                let left = self.limits.devices - partition.workers();
+                for replicas in 1..=left.min(self.limits.most_replicas) {
+                    let mut partition = partition.clone();
+                    partition.stages.push(start..order.len());
+                    partition.replicas.push(replicas);
+                    self.visit(larger, &order, &partition);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+        #[test]
+        fn no_chain_of_downsets_is_better_than_what_is_called_optimal(
+            profile in branching(), request in requests()
+        ) {
+            let graph = LayerGraph::new(&profile);
+            let machine = Machine::new(&request.cluster, 0.0);
+            let limits = Limits {
+                devices: request.cluster.devices,
+                most_replicas: match request.scope {
+                    Scope::Straight => 1,
+                    _ => request.cluster.devices,
+                },
+                memory: memory_limit(&request.cluster),
+            };
+            let mut brute = Brute {
+                graph: &graph,
+                machine: &machine,
+                formula: request.formula,
+                limits,
+                best: None,
+            };
+            let none = Partition { stages: Vec::new(), replicas: Vec::new() };
+            brute.visit(0, &[], &none);
+            // Where each tensor has one reader, traffic does not depend on the cuts further on: nothing is relaxed.
+            let exact = graph.tensors().iter().all(|t| t.readers.len() == 1);
+            match search(&graph, &machine, &request) {
+                Ok(found) => {
+                    let best = brute.best.unwrap();
+                    let value = objective(&found.graph, &machine, request.formula, &found.partition);
+                    prop_assert!(value >= best * (1.0 - 1e-9));
+                    prop_assert!(found.lower_bound <= best * (1.0 + 1e-9));
+                    prop_assert!(!exact || found.proved);
+                    if found.proved {
+                        prop_assert!(value <= best * (1.0 + 1e-9), "{} is not {}", value, best);
+                    }
+                    let plan = crate::planning::plan(&profile, profile.model.clone(), &request).unwrap();
+                    prop_assert!(plan.schedule_for(20).is_ok());
+                    // What explains a plan evaluates its own stages, not runs of the profile's order.
+                    let told = crate::planning::explanation(&profile, &request, &plan).unwrap();
+                    if request.formula == Formula::Ours {
+                        prop_assert_eq!(told.resources[0].seconds, plan.bottleneck_s);
+                    }
+                    let places = Problem::new(&graph, machine, request.formula, limits, SkipCount::Once);
+                    prop_assert!(places.layer_bound(&graph) <= best * (1.0 + 1e-9));
+                }
+                Err(PlanningError::Infeasible(_)) => prop_assert!(!exact || brute.best.is_none()),
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+
+    #[test]
+    fn branches_are_not_kept_in_the_order_they_stand_in() {
+        // Two branches of two layers each, interleaved: 0 -> 2 and 1 -> 3. Each is a stage of its own.
+        let mut profile = testing::chain(&[6.0; 4], &[0; 4], &[0; 3]);
+        profile.edges.clear();
+        for (from, to) in [(0, 2), (1, 3)] {
+            profile.edges.push(Edge {
+                from: format!("L{from}"),
+                to: format!("L{to}"),
+                tensor: format!("t{from}"),
+                bytes: 1_000_000,
+                gradient: true,
+            });
+        }
+        let request = Request {
+            cluster: Cluster {
+                devices: 2,
+                bandwidth_bytes_per_s: 1e4,
+                latency_s: 0.0,
+                local: false,
+                memory_bytes: None,
+            },
+            solver: Solver::Dp,
+            formula: Formula::Ours,
+            scope: Scope::Straight,
+        };
+        let machine = Machine::new(&request.cluster, 0.0);
+        let found = search(&LayerGraph::new(&profile), &machine, &request).unwrap();
+        let names: Vec<&str> = found.graph.layers().map(|l| l.name.as_str()).collect();
+        assert!(names == ["L0", "L2", "L1", "L3"] || names == ["L1", "L3", "L0", "L2"]);
+        assert_eq!(found.partition.stages, [0..2, 2..4]);
+        assert!(found.proved);
+    }
 }

@@ -40,7 +40,7 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
         }
         let plan = match search::search(&graph, &machine, &request) {
             Ok(found) => {
-                let judged = judge(&graph, &machine, &found.partition, memory)?;
+                let judged = judge(&found.graph, &machine, &found.partition, memory)?;
                 Some(throughput(profile, judged.choice.prediction.period))
             }
             Err(PlanningError::Infeasible(_)) => None,

@@ -1,8 +1,7 @@
 //! What every worker of a plan does when, as the simulation has it.
 
-use super::{PlanningError, Request};
+use super::{PlanningError, Request, planned_graph};
 use crate::cost::{Evaluation, Machine, Partition};
-use crate::graph::LayerGraph;
 use crate::plan::Plan;
 use crate::profile::Profile;
 use crate::schedule::WorkerRole;
@@ -31,7 +30,7 @@ pub fn timeline(
     plan: &Plan,
     minibatches: usize,
 ) -> Result<Timeline, PlanningError> {
-    let graph = LayerGraph::new(profile);
+    let graph = planned_graph(profile, plan);
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let evaluation = Evaluation::new(&graph, &Partition::of(plan), &machine);
     let schedule = plan.schedule_for(minibatches)?;

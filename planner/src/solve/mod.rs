@@ -1,19 +1,22 @@
 //! Finds the stages and replicas with the smallest bottleneck.
 //!
-//! Every solver searches the same set: stages that are consecutive in the execution order, any number of replicas,
-//! idle devices allowed, memory kept at the paper's depth K = ceil(replicas from the stage on / its replicas). Where
-//! the execution order is the only one, that set misses no plan.
+//! Every solver searches the same set: stages between two places, any number of replicas, idle devices allowed, memory
+//! kept at the paper's depth K = ceil(replicas from the stage on / its replicas). The places are those of the execution
+//! order, which misses no plan where no other order is possible; or the downsets of the layer graph, which never
+//! misses one.
 
 #[cfg(test)]
 mod brute;
+mod downsets;
 mod ilp;
 mod threshold;
 
+pub use downsets::{Downsets, MOST_DOWNSETS};
 pub use ilp::solve as ilp;
 pub use threshold::{least_memory, solve as dynamic_program};
 
 use crate::cost::interval::{IntervalTable, SkipCount};
-use crate::cost::{Formula, Machine, Partition};
+use crate::cost::{Formula, Machine, Partition, StageSums};
 use crate::graph::LayerGraph;
 
 /// A search for the best partition.
@@ -62,8 +65,14 @@ impl Problem {
         limits: Limits,
         skips: SkipCount,
     ) -> Self {
+        Self::over(IntervalTable::new(graph, skips), machine, formula, limits)
+    }
+
+    /// The same search over the stages of any table, such as that of [`Downsets`].
+    #[must_use]
+    pub fn over(table: IntervalTable, machine: Machine, formula: Formula, limits: Limits) -> Self {
         Self {
-            table: IntervalTable::new(graph, skips),
+            table,
             machine,
             formula,
             devices: limits.devices,
@@ -94,6 +103,21 @@ impl Problem {
     fn memory_of(&self, start: usize, end: usize, replicas: usize, behind: usize) -> f64 {
         let depth = 1 + behind.div_ceil(replicas);
         self.table.get(start, end).memory(replicas, depth, 0)
+    }
+
+    /// No plan has a smaller bottleneck, whatever its stages: all work spread evenly over all devices, or the layer
+    /// that takes longest even by itself, replicated as often as is best for it.
+    #[must_use]
+    pub fn layer_bound(&self, graph: &LayerGraph) -> f64 {
+        let alone = |layer| {
+            let mut sums = StageSums::default();
+            sums.add(layer);
+            let load = |replicas| self.formula.load(&sums, replicas, &self.machine);
+            (1..=self.most_replicas)
+                .map(load)
+                .fold(f64::INFINITY, f64::min)
+        };
+        graph.layers().map(alone).fold(self.work_bound(), f64::max)
     }
 
     /// All work spread evenly over all devices: no plan has a smaller bottleneck.

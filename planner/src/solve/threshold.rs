@@ -121,11 +121,16 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
     for start in (0..layers).rev() {
         let mut best: Option<Suffix> = None;
         for (end, rest) in suffixes.iter().enumerate().skip(start + 1) {
-            // A longer stage has more work: once it fits no number of replicas, none longer does.
-            let work = problem.formula.work(problem.table.get(start, end));
-            let at_least = replicas_for(work, threshold);
+            let Some(sums) = problem.table.find(start, end) else {
+                continue;
+            };
+            let at_least = replicas_for(problem.formula.work(sums), threshold);
             if at_least > problem.most_replicas {
-                break;
+                // A longer stage has more work: once it fits no number of replicas, none longer does.
+                if problem.table.is_nested() {
+                    break;
+                }
+                continue;
             }
             let Some(rest) = rest else { continue };
             let allowed = best.map_or(problem.devices, |b| b.devices);
@@ -137,7 +142,6 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
                 problem.load(start, end, replicas) <= threshold
                     && problem.memory_of(start, end, replicas, rest.devices) <= memory
             };
-            let sums = problem.table.get(start, end);
             let admits = |r| problem.formula.admits(sums, r, threshold, &problem.machine);
             let Some(replicas) = fewest(at_least, most(room, admits), fits) else {
                 continue;
