@@ -211,7 +211,8 @@ pub fn show_bytes(bytes: f64) -> String {
 /// Seconds in the unit that keeps one to three digits before the point, for people.
 #[must_use]
 pub fn show_time(seconds: f64) -> String {
-    if seconds == 0.0 {
+    // Less than a clock tells: what a reference handed over between threads costs.
+    if seconds < 1e-9 {
         return "0".to_owned();
     }
     if seconds >= 1.0 {
