@@ -1,5 +1,6 @@
 //! Measures a model: the time of every layer forward, backward and in the optimizer's step, and every size.
 
+pub mod communication;
 pub mod load;
 pub mod measure;
 pub mod report;
@@ -115,6 +116,7 @@ pub fn profile(
         .collect::<Result<Vec<Rig>, ProfileError>>()?;
 
     let sizes = layers.sizes();
+    let kappa = communication::seconds_per_byte(&*device);
     let samples = load::beside(neighbours, || {
         measure::measure(&mut layers, &mut whole, options.budget, progress)
     });
@@ -132,7 +134,7 @@ pub fn profile(
         edges: edges(&graph),
         whole_step_ms: Some(Summary::of(&samples.whole).median),
         whole_step_samples_ms: samples.whole.clone(),
-        communication_s_per_byte: 0.0,
+        communication_s_per_byte: kappa,
     };
     let mut warnings = warnings(&profile, &samples);
     if let Some(fill) = graph.constant_fills().next() {
