@@ -3,6 +3,7 @@
 mod cli;
 mod progress;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +38,7 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     let stop = stop_on_signal()?;
     silence_workers();
     let plan = Plan::load(&cli.plan)?;
+    check_outputs(cli)?;
     let options = cli.options();
     let (model, job) = job::prepare(&cli.plan, &plan, &options, stop)?;
 
@@ -85,13 +87,39 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
         record::save_test(path, &dataset.test, &outcome.outputs)?;
         console_line(cli, &format!("wrote {}", path.display()));
     }
-    if cli.json {
-        print!("{}", summary.to_json());
-    } else if !cli.quiet {
-        print!("{}", progress::table(&summary));
-    }
     recorder.finish(&summary)?;
+    let text = match (cli.json, cli.quiet) {
+        (true, _) => summary.to_json(),
+        (false, true) => String::new(),
+        (false, false) => progress::table(&summary),
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Whoever reads the table may have seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+        result => result.map_err(|error| format!("standard output: {error}"))?,
+    }
     Ok(outcome.interrupted)
+}
+
+/// Refuses outputs that could not be written, before hours of training are spent on them.
+fn check_outputs(cli: &Cli) -> Result<(), String> {
+    for path in cli.out.iter().chain(&cli.save_test) {
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            return Err(format!(
+                "{}: the folder {} is not there; make it first",
+                path.display(),
+                folder.display()
+            ));
+        }
+        if path.is_dir() {
+            return Err(format!(
+                "{}: is a folder, name a file in it",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn console_line(cli: &Cli, line: &str) {

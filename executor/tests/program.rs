@@ -431,3 +431,29 @@ fn an_interrupted_run_writes_what_is_there() {
     // Whole rounds of the replicated stage: 1,062 minibatches in the first epoch, an even number after.
     assert_eq!(summary["minibatches"].as_u64().unwrap() % 2, 0);
 }
+
+#[test]
+fn outputs_that_cannot_be_written_are_refused_before_training() {
+    let dir = planned(&lenet(), 8, &[1, 1]);
+    let data = mnist();
+    for flag in ["--out", "--save-test"] {
+        let arguments = ["plan.json", "--data", text(&data), flag, "missing/file"];
+        assert_error(&dir, &arguments, 1, &["missing/file", "make it first"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_output_is_one_line_and_loses_no_summary() {
+    let dir = planned(&lenet(), 8, &[1, 1]);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command(&dir, &["plan.json", "--synthetic", "--steps", "2"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("standard output"), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    assert!(dir.path().join("run/summary.json").exists());
+}

@@ -163,10 +163,20 @@ fn schema_hint(found: Option<&str>, kind: &Kind) -> String {
 /// # Errors
 /// If the folder does not exist or cannot be written.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let given = path;
     let failed = |source| FileError::Write {
-        path: path.to_owned(),
+        path: given.to_owned(),
         source,
     };
+    // A link stays and what it leads to is replaced; a device or a pipe takes the bytes as they come.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = target.as_path();
+    if fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        let opened = fs::OpenOptions::new().write(true).open(path);
+        return opened
+            .and_then(|mut file| file.write_all(bytes))
+            .map_err(failed);
+    }
     let name = path.file_name().ok_or_else(|| {
         failed(std::io::Error::new(
             std::io::ErrorKind::InvalidInput,

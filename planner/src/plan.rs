@@ -172,6 +172,16 @@ pub enum PlanError {
         /// What they have to be.
         expected: Vec<usize>,
     },
+    /// A total that is not the stages'.
+    #[error(
+        "`workers` is {found}, but the stages have {replicas} replicas: make the plan again with dp-plan"
+    )]
+    WorkerCount {
+        /// What the plan says.
+        found: usize,
+        /// What its stages add up to.
+        replicas: usize,
+    },
     /// Stages that the kind of schedule cannot run.
     #[error("schedule `{kind}` {rule}: make the plan again with dp-plan")]
     Kind {
@@ -279,6 +289,12 @@ impl Plan {
                 });
             }
             next_worker += stage.replicas;
+        }
+        if self.workers != next_worker {
+            return Err(PlanError::WorkerCount {
+                found: self.workers,
+                replicas: next_worker,
+            });
         }
         self.validate_kind()?;
         // A few rounds show every kind of conflict between depths and replicas.

@@ -140,7 +140,7 @@ pub enum ProfileError {
     },
     /// A time that is no time.
     #[error(
-        "{place}: `{field}` is {value}: a time must be finite and not negative, profile again or correct it"
+        "{place}: `{field}` is {value}: a time must be a number from 0 to {LONGEST_TIME:e}, profile again or correct it"
     )]
     Time {
         /// The layer, or the profile as a whole.
@@ -207,6 +207,9 @@ pub enum ProfileError {
         to: String,
     },
 }
+
+/// No layer takes longer, in any unit; sums of such times stay finite.
+const LONGEST_TIME: f64 = 1e15;
 
 /// No size in a profile may exceed this, so that sums over layers cannot overflow.
 const LARGEST_SIZE: u64 = 1 << 50;
@@ -368,7 +371,7 @@ impl LayerProfile {
 }
 
 fn is_time(value: f64) -> bool {
-    value.is_finite() && value >= 0.0
+    (0.0..LONGEST_TIME).contains(&value)
 }
 
 fn check_time(place: &str, field: &'static str, value: f64) -> Result<(), ProfileError> {

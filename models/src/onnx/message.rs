@@ -74,6 +74,13 @@ pub(super) fn write_file(
     path: &Path,
     contents: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
+    // A link stays and what it leads to is replaced; a device or a pipe takes the bytes as they come.
+    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = target.as_path();
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        let mut file = File::options().write(true).open(path)?;
+        return contents(&mut file);
+    }
     let name = path
         .file_name()
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
