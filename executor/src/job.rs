@@ -96,7 +96,10 @@ pub fn prepare(
     };
     let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
     let graph = Arc::new(Graph::build(&model, &build).map_err(|e| model_error(&e))?);
-    models::device::open(&options.device, 1).map_err(|e| model_error(&e))?;
+    let device = models::device::open(&options.device, 1).map_err(|e| model_error(&e))?;
+    device
+        .check_room(graph.least_training_bytes())
+        .map_err(|e| RunError::Model(format!("{}: {e}", graph.path().display())))?;
 
     let (layers, shapes) = placement(plan, &graph, options.baseline);
     let loss_value = graph.training_output(options.loss).value;

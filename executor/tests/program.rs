@@ -433,6 +433,17 @@ fn an_interrupted_run_writes_what_is_there() {
 }
 
 #[test]
+fn a_plan_may_be_deeper_than_an_epoch_is_long() {
+    let dir = planned(&lenet(), 8, &[1]);
+    let path = dir.path().join("plan.json");
+    let mut plan: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    plan["stages"][0]["depth"] = 1_000_000_000.into();
+    fs::write(&path, plan.to_string()).unwrap();
+    let output = dp_run(&dir, &["plan.json", "--synthetic", "--steps", "3"]);
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
 fn outputs_that_cannot_be_written_are_refused_before_training() {
     let dir = planned(&lenet(), 8, &[1, 1]);
     let data = mnist();

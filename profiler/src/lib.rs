@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use models::device::{self, Device, DeviceError};
+use models::device::{self, Device, DeviceError, TooLarge};
 use models::graph::{BuildOptions, Graph, GraphError};
 use models::loss::{Loss, LossError};
 use models::onnx::{Model, OnnxError};
@@ -39,6 +39,14 @@ pub enum ProfileError {
     /// The model's output and the loss do not fit.
     #[error(transparent)]
     Loss(#[from] LossError),
+    /// The model does not fit into the device.
+    #[error("{model}: {problem}", model = model.display())]
+    Memory {
+        /// Model file.
+        model: PathBuf,
+        /// How much is missing.
+        problem: TooLarge,
+    },
     /// The model ends in integers.
     #[error("{model}: the output '{output}' is {dtype}, a loss needs float", model = model.display())]
     Output {
@@ -95,6 +103,12 @@ pub fn profile(
     let device = device::open(&options.device, options.threads)?;
     let model = Model::open(path)?;
     let graph = Graph::build(&model, &options.build)?;
+    device
+        .check_room(graph.least_training_bytes())
+        .map_err(|problem| ProfileError::Memory {
+            model: path.to_owned(),
+            problem,
+        })?;
     let layer_count = graph.layers().len();
     let each: Vec<Vec<usize>> = (0..layer_count).map(|layer| vec![layer]).collect();
     let all = [(0..layer_count).collect()];

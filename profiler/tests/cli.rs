@@ -161,3 +161,10 @@ fn an_output_path_that_cannot_be_written_is_named() {
     );
     assert!(stderr.contains("no/such/directory"), "{stderr}");
 }
+
+#[test]
+fn a_batch_beyond_the_machine_is_refused() {
+    let model = zoo("mlp_digits.onnx");
+    let stderr = failure(&[model.to_str().unwrap(), "--batch", "4000000000"], 1);
+    assert!(stderr.contains("smaller --batch"), "{stderr}");
+}

@@ -373,18 +373,17 @@ impl Crew {
                 })
             })
             .collect();
-        Loader::start(
-            feed,
-            &readers,
-            self.in_flight() + 2,
-            granularity,
-            Arc::clone(&job.stop),
-        )
+        // A plan may be deeper than an epoch is long.
+        let window = self
+            .in_flight()
+            .saturating_add(2)
+            .min(feed.minibatches().max(1));
+        Loader::start(feed, &readers, window, granularity, Arc::clone(&job.stop))
     }
 
     /// Most minibatches between their first forward and their last backward.
     fn in_flight(&self) -> usize {
-        let of = |stage: &Stage| stage.shape.replicas * stage.shape.depth;
+        let of = |stage: &Stage| stage.shape.replicas.saturating_mul(stage.shape.depth);
         self.stages.iter().map(of).max().unwrap_or(1)
     }
 

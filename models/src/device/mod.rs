@@ -89,6 +89,38 @@ pub struct LossOutput {
     pub gradient: Option<Tensor>,
 }
 
+/// A model that no device of this size can train.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "one training step takes at least {needed} bytes, {device} has {capacity}: use a smaller --batch, or cut the \
+     model over more machines"
+)]
+pub struct TooLarge {
+    /// Name of the device.
+    device: String,
+    /// A lower bound of what training takes.
+    needed: u64,
+    /// What there is.
+    capacity: u64,
+}
+
+impl dyn Device {
+    /// Whether `bytes` have a place here, as far as the system tells.
+    ///
+    /// # Errors
+    /// When they certainly have not.
+    pub fn check_room(&self, bytes: u64) -> Result<(), TooLarge> {
+        match self.capacity_bytes() {
+            Some(capacity) if bytes > capacity => Err(TooLarge {
+                device: self.name().to_owned(),
+                needed: bytes,
+                capacity,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A device that runs primitives.
 pub trait Device: fmt::Debug + Send + Sync {
     /// The name that opens it.
@@ -99,6 +131,9 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Bytes held for tensors.
     fn memory(&self) -> Memory;
+
+    /// Bytes that there are for tensors, where the system tells.
+    fn capacity_bytes(&self) -> Option<u64>;
 
     /// Lets `peak_bytes` start again from what is alive now.
     fn reset_peak(&self);

@@ -199,6 +199,18 @@ impl Graph {
         }
     }
 
+    /// Bytes that one training step certainly holds at once: every weight and its gradient, and the data
+    /// or the largest tensor.
+    pub fn least_training_bytes(&self) -> u64 {
+        let bytes = |id: &ValueId| self.values[*id].bytes() as u64;
+        let weights: u64 = self.parameter_values.iter().map(bytes).sum();
+        let data = self.inputs.iter().map(bytes).fold(0, u64::saturating_add);
+        let largest = self.values.iter().map(|value| value.bytes() as u64).max();
+        weights
+            .saturating_mul(2)
+            .saturating_add(data.max(largest.unwrap_or(0)))
+    }
+
     /// A program that runs the given layers (ascending). `targets` are the values wanted of the whole
     /// graph: [`Self::outputs`], or [`TrainingOutput::value`] in training.
     pub fn program(&self, layers: &[usize], targets: &[ValueId]) -> Program {

@@ -101,6 +101,16 @@ impl Device for CpuDevice {
         self.pool.memory()
     }
 
+    fn capacity_bytes(&self) -> Option<u64> {
+        // Linux: a line "MemTotal:  1234 kB".
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kilobytes * 1024)
+    }
+
     fn reset_peak(&self) {
         self.pool.reset_peak();
     }
