@@ -105,7 +105,8 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
 fn check_outputs(cli: &Cli) -> Result<(), String> {
     for path in cli.out.iter().chain(&cli.save_test) {
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        // The folder of --dir will be made.
+        if let Some(folder) = folder.filter(|f| !f.is_dir() && !cli.dir.starts_with(f)) {
             return Err(format!(
                 "{}: the folder {} is not there; make it first",
                 path.display(),

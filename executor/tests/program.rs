@@ -444,6 +444,26 @@ fn a_plan_may_be_deeper_than_an_epoch_is_long() {
 }
 
 #[test]
+fn the_trained_model_may_go_into_the_folder_that_the_run_makes() {
+    let dir = planned(&lenet(), 8, &[1]);
+    let data = mnist();
+    let arguments = [
+        "plan.json",
+        "--data",
+        text(&data),
+        "--steps",
+        "2",
+        "--dir",
+        "new/run",
+        "--out",
+        "new/run/t.onnx",
+    ];
+    let output = dp_run(&dir, &arguments);
+    assert!(output.status.success(), "{output:?}");
+    assert!(dir.path().join("new/run/t.onnx").exists());
+}
+
+#[test]
 fn outputs_that_cannot_be_written_are_refused_before_training() {
     let dir = planned(&lenet(), 8, &[1, 1]);
     let data = mnist();
