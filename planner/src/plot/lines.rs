@@ -4,7 +4,10 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::axis::Axis;
-use super::{DATA_PARALLEL, FONT, PLAN, PlotError, TEXT, failed, heading, legend_line, thousands};
+use super::{
+    DATA_PARALLEL, FONT, PLAN, PlotError, TEXT, failed, heading, legend_line, series_labels,
+    thousands,
+};
 
 /// Several quantities over one axis.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,15 +126,7 @@ impl Lines {
                 .map(|&p| Circle::new(p, px(4), color.filled()));
             context.draw_series(circles).map_err(failed)?;
         }
-        context
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .margin(px(16))
-            .legend_area_size(px(40))
-            .background_style(WHITE.mix(0.9))
-            .label_font(font(15))
-            .draw()
-            .map_err(failed)?;
+        series_labels(&mut context, scale)?;
         root.present().map_err(failed)
     }
 }

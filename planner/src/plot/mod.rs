@@ -219,16 +219,24 @@ fn draw<B: DrawingBackend>(
             )
             .map_err(failed)?;
     }
+    series_labels(&mut context, scale)?;
+    root.present().map_err(failed)
+}
+
+/// The box that names the series, in the upper left corner.
+fn series_labels<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
+    context: &mut ChartContext<'a, B, C>,
+    scale: u32,
+) -> Result<(), PlotError> {
     context
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)
-        .margin(px(16))
-        .legend_area_size(px(40))
+        .margin(16 * scale)
+        .legend_area_size(40 * scale)
         .background_style(WHITE.mix(0.9))
-        .label_font(font(15))
+        .label_font((FONT, 15 * scale).into_font().color(&TEXT))
         .draw()
-        .map_err(failed)?;
-    root.present().map_err(failed)
+        .map_err(failed)
 }
 
 /// Fills the background and writes title and subtitle.
