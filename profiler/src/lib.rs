@@ -113,10 +113,13 @@ pub fn profile(
     let each: Vec<Vec<usize>> = (0..layer_count).map(|layer| vec![layer]).collect();
     let all = [(0..layer_count).collect()];
 
+    // Drawn once: every rig has the same, in memory of its own.
+    let weights = rig::weights(&graph, options.seed);
     let rig = |parts: &[Vec<usize>], device: &Arc<dyn Device>| {
         Rig::new(
             &graph,
             parts,
+            &weights,
             device,
             options.loss,
             options.optimizer.0,
@@ -128,6 +131,8 @@ pub fn profile(
     let neighbours = (1..options.workers)
         .map(|_| rig(&all, &device::open(&options.device, options.threads)?))
         .collect::<Result<Vec<Rig>, ProfileError>>()?;
+
+    drop(weights);
 
     let sizes = layers.sizes();
     let kappa = communication::seconds_per_byte(&*device);

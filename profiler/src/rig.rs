@@ -73,9 +73,11 @@ pub struct Rig {
 
 impl Rig {
     /// Cuts `graph` into the given runs of layers; together they must cover what the loss depends on.
+    /// `weights` are on the host, in the order of the graph's parameters.
     pub fn new(
         graph: &Graph,
         parts: &[Vec<usize>],
+        weights: &[Tensor],
         device: &Arc<dyn Device>,
         loss: Loss,
         optimizer: Optimizer,
@@ -105,7 +107,7 @@ impl Rig {
         Ok(Self {
             parts: parts
                 .iter()
-                .map(|layers| part(graph, layers, loss_value, device, seed))
+                .map(|layers| part(graph, layers, weights, loss_value, device))
                 .collect(),
             device: device.clone(),
             loss,
@@ -272,27 +274,31 @@ fn context(device: &Arc<dyn Device>, seed: u64) -> Context<'_> {
     }
 }
 
-fn part(
-    graph: &Graph,
-    layers: &[usize],
-    loss_value: ValueId,
-    device: &Arc<dyn Device>,
-    seed: u64,
-) -> Part {
-    let program = graph.program(layers, &[loss_value]);
-    let weights = program.weights().iter().map(|&id| {
-        let parameter = &graph.parameters()[id];
-        // A model without weights is measured with random ones: zeros would flatter some processors.
+/// The weights to measure with, on the host: the file's. A model without weights is measured with random
+/// ones, since zeros would flatter some processors.
+pub fn weights(graph: &Graph, seed: u64) -> Vec<Tensor> {
+    let weights = graph.parameters().iter().map(|parameter| {
         let init = if parameter.constant_fill {
             Init::He
         } else {
             Init::Keep
         };
-        let host = init.parameter(&parameter.name, &parameter.tensor, parameter.fan, seed);
-        device.upload(&host)
+        init.parameter(&parameter.name, &parameter.tensor, parameter.fan, seed)
     });
+    weights.collect()
+}
+
+fn part(
+    graph: &Graph,
+    layers: &[usize],
+    weights: &[Tensor],
+    loss_value: ValueId,
+    device: &Arc<dyn Device>,
+) -> Part {
+    let program = graph.program(layers, &[loss_value]);
+    let own = program.weights().iter();
     Part {
-        weights: weights.collect(),
+        weights: own.map(|&id| device.upload(&weights[id])).collect(),
         states: program
             .states()
             .iter()
