@@ -3,7 +3,6 @@
 mod cli;
 mod progress;
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +12,7 @@ use clap::Parser;
 use executor::job::{self, predicted_samples_per_s};
 use executor::record::{self, Recorder, Summary};
 use executor::train::{Material, cores_here, train};
-use planner::Plan;
+use planner::{Plan, file};
 
 use cli::Cli;
 use progress::Console;
@@ -38,7 +37,9 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     let stop = stop_on_signal()?;
     silence_workers();
     let plan = Plan::load(&cli.plan)?;
-    check_outputs(cli)?;
+    for path in cli.out.iter().chain(&cli.save_test) {
+        file::check_target(path, Some(&cli.dir))?;
+    }
     let options = cli.options();
     let (model, job) = job::prepare(&cli.plan, &plan, &options, stop)?;
 
@@ -93,34 +94,8 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
         (false, true) => String::new(),
         (false, false) => progress::table(&summary),
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads the table may have seen enough.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
-        result => result.map_err(|error| format!("standard output: {error}"))?,
-    }
+    file::print(&text).map_err(|error| format!("standard output: {error}"))?;
     Ok(outcome.interrupted)
-}
-
-/// Refuses outputs that could not be written, before hours of training are spent on them.
-fn check_outputs(cli: &Cli) -> Result<(), String> {
-    for path in cli.out.iter().chain(&cli.save_test) {
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-        // The folder of --dir will be made.
-        if let Some(folder) = folder.filter(|f| !f.is_dir() && !cli.dir.starts_with(f)) {
-            return Err(format!(
-                "{}: the folder {} is not there; make it first",
-                path.display(),
-                folder.display()
-            ));
-        }
-        if path.is_dir() {
-            return Err(format!(
-                "{}: is a folder, name a file in it",
-                path.display()
-            ));
-        }
-    }
-    Ok(())
 }
 
 fn console_line(cli: &Cli, line: &str) {

@@ -3,7 +3,6 @@
 pub mod convert;
 pub mod sweep;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -316,7 +315,7 @@ fn show_timeline(
     }
     if arguments.gantt {
         let text = timeline::first_rounds_and_steady_state(&run, plan.fill_s, plan.period_s);
-        print_text(&format!("\n{text}"))?;
+        file::print(&format!("\n{text}"))?;
     }
     Ok(())
 }
@@ -345,15 +344,7 @@ fn print(
         ),
         None => report::table(plan, request.formula),
     };
-    print_text(&text)
-}
-
-fn print_text(text: &str) -> Result<(), CliError> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // `dp-plan ... | head` has all that it wanted.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
+    Ok(file::print(&text)?)
 }
 
 #[cfg(feature = "plot")]

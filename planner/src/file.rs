@@ -158,6 +158,43 @@ fn schema_hint(found: Option<&str>, kind: &Kind) -> String {
     }
 }
 
+/// Asked before long work whose result goes to `path`: whether its folder is there and it is none itself.
+/// `to_be_made` is a folder that the work begins with making.
+///
+/// # Errors
+/// If the file could not be written in the end.
+pub fn check_target(path: &Path, to_be_made: Option<&Path>) -> Result<(), FileError> {
+    let refused = |reason: String| {
+        Err(FileError::Write {
+            path: path.to_owned(),
+            source: std::io::Error::other(reason),
+        })
+    };
+    let folder = path.parent().filter(|folder| {
+        let made = to_be_made.is_some_and(|new| new.starts_with(folder));
+        !folder.as_os_str().is_empty() && !made
+    });
+    match folder {
+        Some(folder) if !folder.is_dir() => refused(format!(
+            "the folder {} is not there; make it first",
+            folder.display()
+        )),
+        _ if path.is_dir() => refused("it is a folder, name a file in it".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// Writes to standard output. A reader who has gone, as in `dp-plan ... | head`, has all that it wanted.
+///
+/// # Errors
+/// If it cannot be written, for example to a full disk.
+pub fn print(text: &str) -> std::io::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
 /// Writes a file under a temporary name beside `path`, then renames it: readers see the whole or nothing.
 ///
 /// # Errors
@@ -248,6 +285,18 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", &null).unwrap();
         write_atomically(&null, b"new").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn targets_are_checked_before_the_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/run/file");
+        let error = check_target(&path, None).unwrap_err().to_string();
+        assert!(error.contains("make it first"), "{error}");
+        check_target(&path, Some(&folder.path().join("new/run"))).unwrap();
+        check_target(&folder.path().join("file"), None).unwrap();
+        check_target(Path::new("file"), None).unwrap();
+        assert!(check_target(folder.path(), None).is_err());
     }
 
     #[test]

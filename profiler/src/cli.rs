@@ -1,11 +1,13 @@
 //! The flags of dp-profile.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Parser;
 use models::graph::{BuildOptions, parse_dimension};
 use models::loss::Loss;
 use models::optimizer::Optimizer;
+use planner::units::parse_time;
 use profiler::Options;
 
 /// Time every layer of an ONNX model, forward and backward, and measure every size.
@@ -45,7 +47,7 @@ pub struct Cli {
 
     /// Longest time to measure, with a unit: 500ms, 60s, 2min
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
-    pub budget: std::time::Duration,
+    pub budget: Duration,
 
     /// Loss at the end of the backward pass
     #[arg(long, value_enum, default_value_t = LossName::CrossEntropy)]
@@ -136,24 +138,13 @@ impl Cli {
     }
 }
 
-fn duration(text: &str) -> Result<std::time::Duration, String> {
-    const UNITS: [(&str, f64); 5] = [
-        ("us", 1e-6),
-        ("ms", 1e-3),
-        ("min", 60.0),
-        ("s", 1.0),
-        ("h", 3600.0),
-    ];
-    let hint =
-        || format!("expected a time with a unit, for example 60s, 500ms or 2min, not '{text}'");
-    let (number, seconds) = UNITS
-        .iter()
-        .find_map(|(unit, seconds)| text.strip_suffix(unit).map(|number| (number, seconds)))
-        .ok_or_else(hint)?;
-    let value: f64 = number.trim().parse().map_err(|_| hint())?;
-    match std::time::Duration::try_from_secs_f64(value * seconds) {
+fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = parse_time(text).map_err(|error| error.to_string())?;
+    match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err(hint()),
+        _ => Err(format!(
+            "`{text}` is no time to measure in: write for example 60s"
+        )),
     }
 }
 
@@ -164,8 +155,8 @@ mod tests {
     #[test]
     fn a_bare_number_is_no_time() {
         assert!(duration("60").unwrap_err().contains("60s"));
-        assert_eq!(duration("2min"), Ok(std::time::Duration::from_secs(120)));
-        assert_eq!(duration("500ms"), Ok(std::time::Duration::from_millis(500)));
+        assert_eq!(duration("2min"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         for bad in ["-1s", "0s", "infs", "nans", "s", "1e300h"] {
             assert!(duration(bad).is_err(), "{bad}");
         }

@@ -2,13 +2,13 @@
 
 mod cli;
 
-use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use planner::file;
 use profiler::measure::Stage;
 use profiler::{Measured, report};
 
@@ -26,6 +26,9 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Box<dyn std::error::Error>> {
+    for path in cli.output.iter().chain(&cli.csv) {
+        file::check_target(path, None)?;
+    }
     let bar = progress_bar(cli.quiet);
     let options = cli.options();
     let measured = profiler::profile(&cli.model, &options, |stage, rounds, spent| {
@@ -47,22 +50,14 @@ fn run(cli: &Cli) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(path) = &cli.csv {
         let mut table = Vec::new();
         report::write_csv(&profile, &mut table)?;
-        write_whole(path, &table)?;
+        file::write_atomically(path, &table)?;
     }
     let text = match (cli.json, cli.quiet) {
         (true, _) => profile.to_json(),
         (false, true) => return Ok(()),
         (false, false) => report::table(&profile),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads the table may have seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
-}
-
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    planner::file::write_atomically(path, bytes).map_err(|error| error.to_string())
+    Ok(file::print(&text)?)
 }
 
 fn progress_bar(quiet: bool) -> ProgressBar {

@@ -1,6 +1,6 @@
 //! `dp-plan --sweep`: plans over numbers of devices, bandwidths or both.
 
-use super::{Arguments, CliError, print_text};
+use super::{Arguments, CliError};
 use crate::file;
 use crate::planning::{Axes, csv, grid};
 use crate::profile::Profile;
@@ -113,7 +113,7 @@ pub(super) fn run(arguments: &Arguments, profile: &Profile) -> Result<(), CliErr
     match &arguments.output {
         Some(path) => Ok(file::write_atomically(path, text.as_bytes())?),
         None if arguments.quiet => Ok(()),
-        None => print_text(&text),
+        None => Ok(file::print(&text)?),
     }
 }
 
