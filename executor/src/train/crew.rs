@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use models::tensor::Tensor;
-use planner::schedule::Schedule;
+use planner::schedule::{Schedule, whole_rounds};
 
 use super::clock::Clock;
 use super::recruit::Recruit;
@@ -123,7 +123,8 @@ impl Crew {
         let batch_size = job.settings.batch_size;
         let minibatches = feed.minibatches();
         let schedule = Arc::new(schedule(&self.stages, minibatches)?);
-        let (loader, feeds) = self.load(job, feed, self.whole_rounds());
+        let granularity = whole_rounds(self.stages.iter().map(|s| s.shape.replicas));
+        let (loader, feeds) = self.load(job, feed, granularity);
         let begin = Instant::now();
         let rate = LearningRate {
             base: job.learning_rate,
@@ -386,18 +387,6 @@ impl Crew {
         let of = |stage: &Stage| stage.shape.replicas.saturating_mul(stage.shape.depth);
         self.stages.iter().map(of).max().unwrap_or(1)
     }
-
-    /// Least number of minibatches that makes whole rounds in every stage.
-    fn whole_rounds(&self) -> usize {
-        self.stages
-            .iter()
-            .map(|stage| stage.shape.replicas)
-            .fold(1, |a, b| a / gcd(a, b) * b)
-    }
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The proved schedule of so many minibatches.

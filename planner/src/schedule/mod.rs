@@ -187,6 +187,19 @@ fn first_workers(stages: &[StageShape]) -> Vec<usize> {
     firsts.collect()
 }
 
+/// Least number of minibatches that makes whole rounds in every stage: the least common multiple of their
+/// replicas (`usize::MAX` if it is no smaller than that).
+#[must_use]
+pub fn whole_rounds(replicas: impl IntoIterator<Item = usize>) -> usize {
+    replicas.into_iter().fold(1, |all, r| {
+        let (mut x, mut y) = (all, r);
+        while y != 0 {
+            (x, y) = (y, x % y);
+        }
+        (all / x).saturating_mul(r)
+    })
+}
+
 /// The paper's NOAM for each stage: ceil(replicas from the stage on / replicas of the stage).
 ///
 /// The least depth that keeps every worker busy when links are free.
@@ -219,5 +232,17 @@ pub fn admit(stages: &mut [StageShape]) {
         before.depth = before
             .depth
             .max(1 + warm_up.div_ceil(before.replicas.max(1)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_rounds;
+
+    #[test]
+    fn whole_rounds_are_the_least_common_multiple() {
+        assert_eq!(whole_rounds([]), 1);
+        assert_eq!(whole_rounds([4, 6, 1]), 12);
+        assert_eq!(whole_rounds([usize::MAX, 2]), usize::MAX);
     }
 }

@@ -6,7 +6,7 @@ mod events;
 pub use events::{Activity, Span, Trace, record, run};
 
 use crate::cost::{Evaluation, Machine};
-use crate::schedule::{Schedule, ScheduleError, ShapeError, StageLink, StageShape};
+use crate::schedule::{Schedule, ScheduleError, ShapeError, StageLink, StageShape, whole_rounds};
 
 /// What a pipeline does once it is full, and around that.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,7 +116,7 @@ fn measure(
     let cycle = shapes
         .iter()
         .try_fold(1, |all, s| {
-            Some(lcm(all, s.replicas)).filter(|&all| all <= 2 * in_flight)
+            Some(whole_rounds([all, s.replicas])).filter(|&all| all <= 2 * in_flight)
         })
         .unwrap_or(shapes[0].replicas);
     let mut window = in_flight.div_ceil(cycle) * cycle;
@@ -206,14 +206,6 @@ fn summary(
         busy,
         memory,
     }
-}
-
-fn lcm(a: usize, b: usize) -> usize {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 #[cfg(test)]
