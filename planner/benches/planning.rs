@@ -89,6 +89,7 @@ fn main() {
             latency_s: 20e-6,
             local: false,
             memory_bytes: memory,
+            servers: Vec::new(),
         };
         let began = Instant::now();
         let problem = Problem::new(

@@ -236,6 +236,7 @@ impl Arguments {
                 latency_s: self.latency,
                 local: self.bw == Some(Link::Local),
                 memory_bytes: self.memory,
+                servers: Vec::new(),
             },
             solver: match self.solver {
                 SolverName::Dp => Solver::Dp,

@@ -7,6 +7,7 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
+pub mod cluster;
 pub mod cost;
 pub mod file;
 pub mod graph;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::cluster::Cluster;
 use crate::file::{self, FileError};
 use crate::profile::FileRef;
 use crate::schedule::{Schedule, ScheduleError, ScheduleKind, ShapeError, StageLink, StageShape};
@@ -65,24 +66,6 @@ pub struct Plan {
     pub bytes_per_minibatch: f64,
     /// What the obvious alternatives would give.
     pub baselines: Baselines,
-}
-
-/// The machines a plan was made for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cluster {
-    /// Devices, one worker each.
-    pub devices: usize,
-    /// Goodput of each device's link, each direction.
-    pub bandwidth_bytes_per_s: f64,
-    /// Latency of one message, seconds.
-    #[serde(default)]
-    pub latency_s: f64,
-    /// Whether all workers are threads of one process, which hand tensors over by reference.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub local: bool,
-    /// Memory of one device; none means unlimited.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
 }
 
 /// One stage of a plan.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::formula::Formula;
+use super::placement::{CardLoad, Placement, Worst};
 use super::stage::{Loads, Machine, StageSums};
 use crate::graph::LayerGraph;
 use crate::schedule::StageLink;
@@ -61,7 +62,9 @@ pub struct StageEvaluation {
     pub replicas: usize,
     /// Sums over its layers, with the traffic that the other stages cause.
     pub sums: StageSums,
-    /// Loads of each replica.
+    /// What counts of the devices that its replicas are on.
+    pub worst: Worst,
+    /// Loads of each replica: of the slowest one, where they differ.
     pub loads: Loads,
 }
 
@@ -72,18 +75,33 @@ pub struct Evaluation {
     pub stages: Vec<StageEvaluation>,
     /// Every pair of stages that exchange tensors, ordered.
     pub links: Vec<LinkBytes>,
+    /// Where the replicas are; none where every device has a link of its own.
+    pub placement: Option<Placement>,
+    /// What the servers' network cards carry; nothing without servers.
+    pub cards: Vec<CardLoad>,
     /// The largest load of any resource under the cost model, seconds per minibatch.
     pub bottleneck: f64,
-    /// The stage that has it.
-    pub bottleneck_stage: usize,
     /// Bytes that cross any link per minibatch: activations, gradients, all-reduce.
     pub bytes_per_minibatch: f64,
 }
 
 impl Evaluation {
-    /// Evaluates a partition of the graph's layers into non-empty consecutive stages.
+    /// Evaluates a partition of the graph's layers into non-empty consecutive stages, each device on a link of its own.
     #[must_use]
     pub fn new(graph: &LayerGraph, partition: &Partition, machine: &Machine) -> Self {
+        Self::placed(graph, partition, machine, None)
+    }
+
+    /// Evaluates a partition whose replicas are where the placement says.
+    ///
+    /// A stage goes at the pace of its slowest device; a server's card carries all that crosses the server's border.
+    #[must_use]
+    pub fn placed(
+        graph: &LayerGraph,
+        partition: &Partition,
+        machine: &Machine,
+        placement: Option<&Placement>,
+    ) -> Self {
         let mut stage_of = vec![0; graph.len()];
         let mut sums: Vec<StageSums> = Vec::new();
         for (stage, layers) in partition.stages.iter().enumerate() {
@@ -104,27 +122,36 @@ impl Evaluation {
         let stages: Vec<StageEvaluation> = sums
             .into_iter()
             .zip(partition.stages.iter().zip(&partition.replicas))
-            .map(|(sums, (layers, &replicas))| StageEvaluation {
-                layers: layers.clone(),
-                replicas,
-                sums,
-                loads: sums.loads(replicas, machine),
+            .enumerate()
+            .map(|(stage, (sums, (layers, &replicas)))| {
+                let worst = placement.map_or_else(
+                    || Worst::of_machine(machine),
+                    |p| p.fabric.worst(&p.counts[stage]),
+                );
+                StageEvaluation {
+                    layers: layers.clone(),
+                    replicas,
+                    sums,
+                    worst,
+                    loads: worst.loads(&sums, replicas, machine),
+                }
             })
             .collect();
-        let (bottleneck_stage, bottleneck) = stages
-            .iter()
-            .map(|s| s.loads.largest())
-            .enumerate()
-            .fold((0, f64::NEG_INFINITY), |best, (i, load)| {
-                if load > best.1 { (i, load) } else { best }
-            });
+        let cards = placement.map_or_else(Vec::new, |p| {
+            let parameters: Vec<f64> = stages.iter().map(|s| s.sums.parameters).collect();
+            p.cards(&links, &parameters)
+        });
+        let loads = stages.iter().map(|s| s.loads.largest());
+        let loads = loads.chain(cards.iter().map(|card| card.seconds));
+        let bottleneck = loads.fold(0.0, f64::max);
         let messages: f64 = links.iter().map(|l| l.activations + l.gradients).sum();
         let rings: f64 = stages.iter().map(StageEvaluation::ring_bytes).sum();
         Self {
             stages,
             links,
+            placement: placement.cloned(),
+            cards,
             bottleneck,
-            bottleneck_stage,
             bytes_per_minibatch: messages + rings,
         }
     }
@@ -132,18 +159,30 @@ impl Evaluation {
     /// The objective under another formula.
     #[must_use]
     pub fn objective(&self, formula: Formula, machine: &Machine) -> f64 {
+        if formula == Formula::Ours {
+            return self.bottleneck;
+        }
         self.stages
             .iter()
             .map(|s| formula.load(&s.sums, s.replicas, machine))
             .fold(0.0, f64::max)
     }
 
-    /// The stage whose load that objective is.
+    /// The stage whose load that objective is; none if it is that of a server's network card.
     #[must_use]
-    pub fn objective_stage(&self, formula: Formula, machine: &Machine) -> usize {
+    pub fn objective_stage(&self, formula: Formula, machine: &Machine) -> Option<usize> {
         let largest = self.objective(formula, machine);
-        let is_it = |s: &StageEvaluation| formula.load(&s.sums, s.replicas, machine) >= largest;
-        self.stages.iter().position(is_it).unwrap_or(0)
+        self.stages.iter().position(|s| match formula {
+            Formula::Ours => s.loads.largest() >= largest,
+            _ => formula.load(&s.sums, s.replicas, machine) >= largest,
+        })
+    }
+
+    /// The network card that is taken longest.
+    #[must_use]
+    pub fn fullest_card(&self) -> Option<&CardLoad> {
+        let cards = self.cards.iter();
+        cards.max_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
 }
 

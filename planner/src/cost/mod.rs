@@ -2,15 +2,17 @@
 //!
 //! Seconds are per minibatch in steady state, bytes per minibatch. [`stage`] holds the terms of one stage,
 //! [`interval`] sums them over every run of layers for the solvers, [`evaluate`] computes a finished plan's costs
-//! from the layer graph alone (so that no figure is printed that only a solver believed), [`data_parallel`] the
+//! from the layer graph alone (so that no figure is printed that only a solver believed), [`placement`] what servers' network cards carry, [`data_parallel`] the
 //! opponent, [`formula`] the objectives of the published planners.
 
 pub mod data_parallel;
 pub mod evaluate;
 pub mod formula;
 pub mod interval;
+pub mod placement;
 pub mod stage;
 
 pub use evaluate::{Evaluation, LinkBytes, Partition, StageEvaluation};
 pub use formula::Formula;
+pub use placement::{CardLoad, Fabric, Placement};
 pub use stage::{Loads, Machine, StageSums, Traffic};

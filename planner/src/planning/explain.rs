@@ -1,9 +1,9 @@
 //! Why a plan is as fast as it is, in words.
 
-use crate::cost::{Evaluation, Formula, Machine, StageEvaluation};
+use crate::cost::{CardLoad, Evaluation, Formula, Machine, StageEvaluation};
 use crate::graph::LayerGraph;
 use crate::simulate::depth::{CLOSE_ENOUGH, Cause, Choice};
-use crate::units::show_time;
+use crate::units::{show_bytes, show_time};
 
 /// The resource with the largest load.
 pub(super) fn bottleneck(
@@ -12,7 +12,10 @@ pub(super) fn bottleneck(
     formula: Formula,
     machine: &Machine,
 ) -> String {
-    let stage = evaluation.objective_stage(formula, machine);
+    let Some(stage) = evaluation.objective_stage(formula, machine) else {
+        let card = evaluation.fullest_card();
+        return card.map_or_else(String::new, |card| card_name(evaluation, card));
+    };
     let e = &evaluation.stages[stage];
     let place = place(graph, e, stage);
     if formula != Formula::Ours {
@@ -36,6 +39,17 @@ pub(super) fn bottleneck(
         ]);
         format!("link of {place}: {shares}")
     }
+}
+
+/// A server's network card and what it carries.
+pub(super) fn card_name(evaluation: &Evaluation, card: &CardLoad) -> String {
+    let placement = evaluation.placement.as_ref();
+    let name = placement.map_or("", |p| p.fabric.names[card.server].as_str());
+    format!(
+        "network card of server {name}: {} leave and {} reach it per minibatch",
+        show_bytes(card.bytes.out),
+        show_bytes(card.bytes.into)
+    )
 }
 
 /// What keeps the period above the bottleneck, if it is more than a little.

@@ -168,6 +168,7 @@ mod tests {
                 latency_s: 0.0,
                 local: false,
                 memory_bytes,
+                servers: Vec::new(),
             },
             solver: Solver::Dp,
             formula: Formula::Ours,

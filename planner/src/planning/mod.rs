@@ -286,6 +286,7 @@ mod tests {
                             latency_s: 1e-5,
                             local: bandwidth >= LOCAL_BANDWIDTH,
                             memory_bytes: memory,
+                            servers: Vec::new(),
                         },
                         solver: if ilp { Solver::Ilp } else { Solver::Dp },
                         formula: Formula::Ours,

@@ -278,6 +278,7 @@ mod tests {
                 latency_s: 0.0,
                 local: false,
                 memory_bytes: None,
+                servers: Vec::new(),
             },
             solver: Solver::Dp,
             formula: Formula::Ours,

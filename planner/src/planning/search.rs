@@ -298,6 +298,7 @@ mod tests {
                     latency_s: 0.0,
                     local: false,
                     memory_bytes,
+                servers: Vec::new(),
                 },
                 solver: Solver::Dp,
                 formula: [
@@ -433,6 +434,7 @@ mod tests {
                 latency_s: 0.0,
                 local: false,
                 memory_bytes: None,
+                servers: Vec::new(),
             },
             solver: Solver::Dp,
             formula: Formula::Ours,

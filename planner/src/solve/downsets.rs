@@ -56,6 +56,12 @@ impl Downsets {
         Some(Self { sets })
     }
 
+    /// For each downset, which layers it holds.
+    #[must_use]
+    pub fn sets(&self) -> &[Vec<bool>] {
+        &self.sets
+    }
+
     /// Sums of every stage between two downsets, the places of the table being their numbers.
     #[must_use]
     pub fn table(&self, graph: &LayerGraph, skips: SkipCount) -> IntervalTable {
@@ -83,7 +89,7 @@ impl Downsets {
 }
 
 /// Sums of the layers in `until` and not in `before`, tensors counted as in [`IntervalTable::new`].
-fn stage_sums(graph: &LayerGraph, before: &[bool], until: &[bool], skips: SkipCount) -> StageSums {
+pub(super) fn stage_sums(graph: &LayerGraph, before: &[bool], until: &[bool], skips: SkipCount) -> StageSums {
     let mut sums = StageSums::default();
     for (i, layer) in graph.layers().enumerate() {
         if until[i] && !before[i] {

@@ -9,6 +9,7 @@
 mod brute;
 mod downsets;
 mod ilp;
+pub mod servers;
 mod threshold;
 
 pub use downsets::{Downsets, MOST_DOWNSETS};

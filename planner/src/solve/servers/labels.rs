@@ -1,0 +1,481 @@
+//! For a bottleneck T: a plan on servers whose every device, link and network card stays within it.
+//!
+//! A label is the end of a pipeline: stages from some place on, with their replicas on certain devices. Labels grow
+//! backwards by one stage at a time. Of two that begin at the same place and send to stages with the same replicas on
+//! the same devices, one is dropped if the other uses no device more and loads no card more: whatever can stand before
+//! the one can stand before the other, a stage's depth, and so its memory, growing with the devices behind it.
+
+use std::collections::HashMap;
+
+use super::places::Places;
+use super::spread;
+use crate::cost::placement::{CardBytes, add_link, add_ring};
+use crate::cost::{Fabric, Machine, StageSums};
+
+/// What is searched.
+pub struct Search<'a> {
+    /// Where stages may begin and end.
+    pub places: &'a Places,
+    /// The servers.
+    pub fabric: &'a Fabric,
+    /// Latency and kappa.
+    pub machine: Machine,
+    /// No stage has more replicas.
+    pub most_replicas: usize,
+    /// Replicas of every stage, one between each two places, where they are given.
+    pub given: Option<&'a [usize]>,
+}
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Labels that are kept at each place.
+    pub labels: usize,
+    /// Stages with at most so many ways to put their replicas on devices try all of them; 0 tries only some.
+    pub ways: usize,
+    /// Replicas above the fewest that a stage tries; the rest is tried in steps.
+    pub replicas: usize,
+}
+
+/// A stage of a plan that was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedStage {
+    /// Place that it begins at.
+    pub start: usize,
+    /// Place that it ends at.
+    pub end: usize,
+    /// Replicas on each slot.
+    pub counts: Vec<usize>,
+}
+
+/// What a search for one bottleneck says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// Stages in pipeline order, if any were found.
+    pub stages: Option<Vec<PlacedStage>>,
+    /// Whether nothing was left out: no stages then mean that there are none.
+    pub complete: bool,
+}
+
+/// The end of a pipeline.
+struct Label {
+    /// Place that it begins at.
+    start: usize,
+    /// The label of the stages behind its first one, and the place at which that one ends.
+    behind: Option<usize>,
+    end: usize,
+    /// Replicas of its first stage on each slot, and in each server.
+    counts: Vec<usize>,
+    servers: Vec<usize>,
+    /// Devices of each slot that are left.
+    free: Vec<usize>,
+    /// Devices that are used.
+    devices: usize,
+    stages: usize,
+    /// Bytes of the fullest worker.
+    memory: f64,
+    /// What each server's card carries so far.
+    cards: Vec<CardBytes>,
+}
+
+/// A later stage that reads from the one that is tried, and what it gets and returns.
+struct Flow {
+    label: usize,
+    activations: f64,
+    gradients: f64,
+}
+
+impl Search<'_> {
+    /// Looks for a plan within the threshold (seconds per minibatch), trying at most `budget` placements of stages.
+    pub fn decide(&self, threshold: f64, effort: Effort, budget: &mut usize) -> Answer {
+        Run::new(self, threshold, effort, budget).answer()
+    }
+}
+
+struct Run<'a, 'b> {
+    search: &'a Search<'a>,
+    threshold: f64,
+    effort: Effort,
+    budget: &'b mut usize,
+    complete: bool,
+    fastest: f64,
+    largest_memory: f64,
+    fastest_link: f64,
+    all: Vec<usize>,
+    /// Fewest replicas of the stage from each place to each later one, row by row, even on the fastest devices and
+    /// links; none if no number suffices.
+    fewest: Vec<Option<usize>>,
+    /// Devices that the layers of each place need at least; none if no number suffices.
+    needed: Vec<Option<usize>>,
+    labels: Vec<Label>,
+    /// Labels that begin at each place.
+    at: Vec<Vec<usize>>,
+}
+
+impl<'a, 'b> Run<'a, 'b> {
+    fn new(
+        search: &'a Search<'a>,
+        threshold: f64,
+        effort: Effort,
+        budget: &'b mut usize,
+    ) -> Self {
+        let slots = &search.fabric.slots;
+        let largest = |of: &dyn Fn(usize) -> f64| (0..slots.len()).map(of).fold(0.0, f64::max);
+        let mut run = Self {
+            search,
+            threshold,
+            effort,
+            budget,
+            complete: true,
+            fastest: largest(&|slot| slots[slot].speed),
+            largest_memory: largest(&|slot| slots[slot].memory),
+            fastest_link: largest(&|slot| search.fabric.inner[slots[slot].server]),
+            all: slots.iter().map(|slot| slot.count).collect(),
+            fewest: Vec::new(),
+            needed: vec![None; search.places.len()],
+            labels: Vec::new(),
+            at: vec![Vec::new(); search.places.len()],
+        };
+        let places = search.places.len();
+        let pairs = (0..places).flat_map(|start| (0..places).map(move |end| (start, end)));
+        run.fewest = pairs.map(|(start, end)| run.fewest_replicas(start, end)).collect();
+        run.needed[0] = Some(0);
+        for end in 1..places {
+            let sums = (0..end).filter_map(|start| {
+                Some(run.needed[start]? + run.fewest[start * places + end]?)
+            });
+            run.needed[end] = sums.min();
+        }
+        run
+    }
+
+    /// Replicas that the stage needs even on the fastest devices and links. Its loads and memory fall from two on.
+    fn fewest_replicas(&self, start: usize, end: usize) -> Option<usize> {
+        if start >= end {
+            return None;
+        }
+        let sums = self.search.places.sums(start, end)?;
+        let devices: usize = self.all.iter().sum();
+        let most = devices.min(self.search.most_replicas);
+        if let Some(given) = self.search.given {
+            return (end == start + 1).then(|| given[start]);
+        }
+        let machine = Machine {
+            bandwidth: self.fastest_link,
+            ..self.search.machine
+        };
+        let fits = |replicas: usize| {
+            let loads = sums.loads(replicas, &machine);
+            loads.device() / self.fastest <= self.threshold
+                && loads.network() <= self.threshold
+                && sums.memory(replicas, 1, 0) <= self.largest_memory
+        };
+        if fits(1) {
+            return Some(1);
+        }
+        if most < 2 || !fits(most) {
+            return None;
+        }
+        let (mut low, mut high) = (2, most);
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if fits(middle) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Some(high)
+    }
+
+    fn answer(mut self) -> Answer {
+        let last = self.search.places.len() - 1;
+        self.labels.push(Label {
+            start: last,
+            behind: None,
+            end: last,
+            counts: Vec::new(),
+            servers: Vec::new(),
+            free: self.all.clone(),
+            devices: 0,
+            stages: 0,
+            memory: 0.0,
+            cards: vec![CardBytes::default(); self.search.fabric.servers()],
+        });
+        self.at[last].push(0);
+        for place in (1..=last).rev() {
+            let kept = self.undominated(place);
+            for label in kept {
+                self.grow(label);
+            }
+        }
+        let best = self.at[0].iter().copied().min_by(|&a, &b| {
+            let (a, b) = (&self.labels[a], &self.labels[b]);
+            let size = |l: &Label| (l.devices, l.stages);
+            size(a).cmp(&size(b)).then(a.memory.total_cmp(&b.memory))
+        });
+        Answer {
+            stages: best.map(|best| self.stages(best)),
+            complete: self.complete,
+        }
+    }
+
+    fn stages(&self, label: usize) -> Vec<PlacedStage> {
+        let chain = std::iter::successors(Some(label), |&label| self.labels[label].behind);
+        let stages = chain.map(|label| &self.labels[label]);
+        let stages = stages.take_while(|label| label.behind.is_some());
+        stages
+            .map(|label| PlacedStage {
+                start: label.start,
+                end: label.end,
+                counts: label.counts.clone(),
+            })
+            .collect()
+    }
+
+    /// The label of the stage in the chain that holds the layer.
+    fn stage_of(&self, label: usize, layer: usize) -> usize {
+        let mut stage = label;
+        // The first stage from the front that ends behind the layer.
+        while !self.search.places.holds(self.labels[stage].end, layer) {
+            match self.labels[stage].behind {
+                Some(behind) => stage = behind,
+                None => break,
+            }
+        }
+        stage
+    }
+
+    /// Labels of the stages that read each tensor leaving the place that the label begins at.
+    fn receivers(&self, label: usize) -> Vec<Vec<usize>> {
+        let crossings = self.search.places.crossings(self.labels[label].start);
+        let receivers = crossings.iter().map(|crossing| {
+            let readers = crossing.readers.iter();
+            let mut stages: Vec<usize> = readers.map(|&r| self.stage_of(label, r)).collect();
+            stages.sort_unstable();
+            stages.dedup();
+            stages
+        });
+        receivers.collect()
+    }
+
+    /// Labels at the place without those that another one is no worse than, the most promising first.
+    fn undominated(&mut self, place: usize) -> Vec<usize> {
+        let mut labels = std::mem::take(&mut self.at[place]);
+        let fullest = |label: &Label| {
+            let cards = label.cards.iter().zip(&self.search.fabric.cards);
+            cards.map(|(card, rate)| card.busier() / rate).fold(0.0, f64::max)
+        };
+        let all = |label: &Label| {
+            let cards = label.cards.iter().zip(&self.search.fabric.cards);
+            cards.map(|(card, rate)| card.busier() / rate).sum::<f64>()
+        };
+        let key = |&label: &usize| {
+            let label = &self.labels[label];
+            (label.devices, label.stages, fullest(label), all(label))
+        };
+        let mut keys: Vec<_> = labels.iter().map(|label| (key(label), *label)).collect();
+        keys.sort_by(|(a, _), (b, _)| {
+            let sizes = (a.0, a.1).cmp(&(b.0, b.1));
+            sizes.then(a.2.total_cmp(&b.2)).then(a.3.total_cmp(&b.3))
+        });
+        labels.clear();
+        labels.extend(keys.into_iter().map(|(_, label)| label));
+        // Labels that send to the same replicas, by who reads which tensor.
+        let mut alike: HashMap<Vec<&[usize]>, Vec<usize>> = HashMap::new();
+        let mut kept = Vec::new();
+        let mut all_kept = true;
+        for &label in &labels {
+            let mut sends: Vec<&[usize]> = Vec::new();
+            for stages in self.receivers(label) {
+                sends.push(&[]);
+                sends.extend(stages.iter().map(|&s| self.labels[s].counts.as_slice()));
+            }
+            let others = alike.entry(sends).or_default();
+            let new = &self.labels[label];
+            let dominated = others.iter().any(|&other| {
+                let other = &self.labels[other];
+                let no_more = |(a, b): (&CardBytes, &CardBytes)| a.out <= b.out && a.into <= b.into;
+                other.free.iter().zip(&new.free).all(|(a, b)| a >= b)
+                    && other.cards.iter().zip(&new.cards).all(no_more)
+            });
+            if dominated {
+                continue;
+            }
+            if kept.len() == self.effort.labels {
+                all_kept = false;
+                break;
+            }
+            others.push(label);
+            kept.push(label);
+        }
+        self.complete &= all_kept;
+        kept
+    }
+
+    /// Puts every possible stage before the label.
+    fn grow(&mut self, label: usize) {
+        let end = self.labels[label].start;
+        let receivers = self.receivers(label);
+        let free: usize = self.labels[label].free.iter().sum();
+        for start in (0..end).rev() {
+            let (Some(sums), Some(before)) =
+                (self.search.places.sums(start, end), self.needed[start])
+            else {
+                continue;
+            };
+            let Some(most) = free.checked_sub(before) else {
+                continue;
+            };
+            let Some(fewest) = self.fewest[start * self.search.places.len() + end] else {
+                continue;
+            };
+            let mut sums = *sums;
+            let flows = self.flows(label, start, &receivers, &mut sums);
+            for replicas in self.replicas_to_try(label, fewest, most, &sums) {
+                self.place(label, start, replicas, &sums, &flows);
+            }
+        }
+    }
+
+    /// What a stage from `start` to the label's beginning sends to each stage of the label; counts it in `sums`.
+    fn flows(
+        &self,
+        label: usize,
+        start: usize,
+        receivers: &[Vec<usize>],
+        sums: &mut StageSums,
+    ) -> Vec<Flow> {
+        let crossings = self.search.places.crossings(self.labels[label].start);
+        let mut flows: Vec<Flow> = Vec::new();
+        sums.traffic.output = 0.0;
+        sums.traffic.output_gradient = 0.0;
+        for (crossing, stages) in crossings.iter().zip(receivers) {
+            if self.search.places.holds(start, crossing.producer) {
+                continue;
+            }
+            for &stage in stages {
+                sums.traffic.output += crossing.bytes;
+                sums.traffic.output_gradient += crossing.gradient_bytes;
+                let place = flows.iter().position(|flow| flow.label == stage);
+                let place = place.unwrap_or_else(|| {
+                    flows.push(Flow {
+                        label: stage,
+                        activations: 0.0,
+                        gradients: 0.0,
+                    });
+                    flows.len() - 1
+                });
+                flows[place].activations += crossing.bytes;
+                flows[place].gradients += crossing.gradient_bytes;
+            }
+        }
+        flows
+    }
+
+    /// Numbers of replicas from `fewest` to `most` for a stage before the label.
+    fn replicas_to_try(
+        &mut self,
+        label: usize,
+        fewest: usize,
+        most: usize,
+        sums: &StageSums,
+    ) -> Vec<usize> {
+        if self.search.given.is_some() {
+            return (fewest..=fewest.min(most)).collect();
+        }
+        let most = most.min(self.search.most_replicas);
+        let behind = self.labels[label].devices;
+        let memory = |replicas: usize| sums.memory(replicas, 1 + behind.div_ceil(replicas), 0);
+        let fits = |replicas: &usize| memory(*replicas) <= self.largest_memory;
+        let mut tried: Vec<usize> = (fewest..=most)
+            .filter(fits)
+            .take(self.effort.replicas)
+            .collect();
+        if let Some(&last) = tried.last()
+            && last < most
+            && tried.len() == self.effort.replicas
+        {
+            self.complete = false;
+            // Whole servers may keep a ring or a neighbour in one place, and more replicas share what crosses.
+            let whole = self.all.iter().copied().max().unwrap_or(1);
+            tried.extend((last + 1..=most).filter(|r| r % whole == 0).take(1));
+            if *tried.last().unwrap_or(&most) < most {
+                tried.push(most);
+            }
+        }
+        tried
+    }
+
+    fn place(&mut self, label: usize, start: usize, replicas: usize, sums: &StageSums, flows: &[Flow]) {
+        let free = self.labels[label].free.clone();
+        let mut ways: Vec<Vec<usize>> = Vec::new();
+        let all = spread::every(&free, replicas, self.effort.ways, &mut |counts| {
+            ways.push(counts.to_vec());
+        });
+        if !all {
+            self.complete = false;
+            let reader = flows.iter().max_by(|a, b| {
+                let bytes = |f: &Flow| f.activations + f.gradients;
+                bytes(a).total_cmp(&bytes(b))
+            });
+            let reader = reader.map(|flow| self.labels[flow.label].counts.as_slice());
+            ways = spread::some(&free, &self.all, replicas, reader);
+        }
+        for counts in ways {
+            if *self.budget == 0 {
+                self.complete = false;
+                return;
+            }
+            *self.budget -= 1;
+            if let Some(longer) = self.longer(label, start, counts, sums, flows) {
+                self.at[start].push(self.labels.len());
+                self.labels.push(longer);
+            }
+        }
+    }
+
+    /// The label with a stage put before it, if all stays within the threshold and the memory.
+    fn longer(
+        &self,
+        label: usize,
+        start: usize,
+        counts: Vec<usize>,
+        sums: &StageSums,
+        flows: &[Flow],
+    ) -> Option<Label> {
+        let behind = &self.labels[label];
+        let fabric = self.search.fabric;
+        let replicas: usize = counts.iter().sum();
+        let worst = fabric.worst(&counts);
+        let memory = sums.memory(replicas, 1 + behind.devices.div_ceil(replicas), 0);
+        let loads = worst.loads(sums, replicas, &self.search.machine);
+        if loads.largest() > self.threshold || memory > worst.memory {
+            return None;
+        }
+        let servers = fabric.by_server(&counts);
+        let mut cards = behind.cards.clone();
+        add_ring(&mut cards, &servers, sums.parameters);
+        for flow in flows {
+            let to = &self.labels[flow.label].servers;
+            add_link(&mut cards, &servers, to, (flow.activations, flow.gradients));
+        }
+        let within = |(card, rate): (&CardBytes, &f64)| card.busier() / rate <= self.threshold;
+        if !cards.iter().zip(&fabric.cards).all(within) {
+            return None;
+        }
+        let left = behind.free.iter().zip(&counts);
+        Some(Label {
+            start,
+            behind: Some(label),
+            end: behind.start,
+            servers,
+            free: left.map(|(free, count)| free - count).collect(),
+            devices: behind.devices + replicas,
+            stages: behind.stages + 1,
+            memory: behind.memory.max(memory),
+            cards,
+            counts,
+        })
+    }
+}
