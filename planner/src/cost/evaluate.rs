@@ -178,6 +178,32 @@ impl Evaluation {
         })
     }
 
+    /// Speed of the fastest device that the stage uses.
+    #[must_use]
+    pub fn fastest(&self, stage: usize) -> f64 {
+        self.placement
+            .as_ref()
+            .map_or(1.0, |p| p.fabric.fastest(&p.counts[stage]))
+    }
+
+    /// Seconds that a byte takes between the nearest replicas of two stages.
+    #[must_use]
+    pub fn quickest(&self, from: usize, to: usize, machine: &Machine) -> f64 {
+        let placed = self.placement.as_ref();
+        placed.map_or(1.0 / machine.bandwidth, |p| {
+            p.fabric.quickest(&p.counts[from], &p.counts[to])
+        })
+    }
+
+    /// Seconds that a byte takes on the slowest edge of a replicated stage's ring.
+    #[must_use]
+    pub fn slowest_ring_edge(&self, stage: usize, machine: &Machine) -> f64 {
+        let placed = self.placement.as_ref();
+        placed.map_or(1.0 / machine.bandwidth, |p| {
+            1.0 / p.fabric.ring_bandwidth(&p.counts[stage])
+        })
+    }
+
     /// The network card that is taken longest.
     #[must_use]
     pub fn fullest_card(&self) -> Option<&CardLoad> {

@@ -112,6 +112,41 @@ impl Fabric {
         }
     }
 
+    /// Seconds that a byte takes between the nearest replicas of two stages with these replicas on each slot.
+    #[must_use]
+    pub fn quickest(&self, from: &[usize], to: &[usize]) -> f64 {
+        let (from, to) = (self.by_server(from), self.by_server(to));
+        let servers = |counts: &[usize]| -> Vec<usize> {
+            let used = counts.iter().enumerate().filter(|&(_, &n)| n > 0);
+            used.map(|(server, _)| server).collect()
+        };
+        let (from, to) = (servers(&from), servers(&to));
+        let pairs = from.iter().flat_map(|&a| to.iter().map(move |&b| (a, b)));
+        let seconds = pairs.map(|(a, b)| self.seconds_per_byte(a, b));
+        seconds.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Bytes per second of the slowest edge of the ring of a stage with these replicas on each slot.
+    #[must_use]
+    pub fn ring_bandwidth(&self, counts: &[usize]) -> f64 {
+        let servers = self.by_server(counts);
+        let used = || servers.iter().enumerate().filter(|&(_, &n)| n > 0);
+        let inner = used().map(|(server, _)| self.inner[server]);
+        let slowest = inner.fold(f64::INFINITY, f64::min);
+        if used().count() < 2 {
+            return slowest;
+        }
+        let cards = used().map(|(server, _)| self.cards[server]);
+        cards.fold(slowest, f64::min)
+    }
+
+    /// Speed of the fastest device among those that a stage uses.
+    #[must_use]
+    pub fn fastest(&self, counts: &[usize]) -> f64 {
+        let used = self.slots.iter().zip(counts).filter(|&(_, &n)| n > 0);
+        used.map(|(slot, _)| slot.speed).fold(0.0, f64::max)
+    }
+
     /// The slowest device, the smallest memory and the slowest link among those that a stage uses.
     #[must_use]
     pub fn worst(&self, counts: &[usize]) -> Worst {

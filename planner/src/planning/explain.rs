@@ -78,7 +78,7 @@ pub(super) fn stall(
             "{} waits for its all-reduce before it can go on to a newer version",
             named(stage)
         ),
-        Cause::Load { .. } | Cause::Waiting => {
+        Cause::Load { .. } | Cause::Card { .. } | Cause::Waiting => {
             "stages and links wait for each other in turn; no single one is full".to_owned()
         }
     })

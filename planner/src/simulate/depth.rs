@@ -34,6 +34,11 @@ pub enum Cause {
         /// Stage.
         stage: usize,
     },
+    /// The load of a server's network card.
+    Card {
+        /// Server.
+        server: usize,
+    },
     /// The way of a minibatch from this stage's forward to its backward, with only so many in flight.
     InFlight {
         /// Stage.
@@ -67,12 +72,14 @@ pub fn round_trips(evaluation: &Evaluation, machine: &Machine) -> Vec<f64> {
         let traffic = e.sums.traffic;
         let bytes = traffic.sent() + traffic.received();
         let own = e.sums.forward + e.sums.backward + machine.message_s_per_byte * bytes;
+        let own = own / evaluation.fastest(stage);
         let behind = evaluation
             .links
             .iter()
             .filter(|l| l.from == stage && l.gradients > 0.0)
             .map(|l| {
-                let there_and_back = (l.activations + l.gradients) / machine.bandwidth;
+                let there_and_back =
+                    (l.activations + l.gradients) * evaluation.quickest(l.from, l.to, machine);
                 there_and_back + 2.0 * machine.latency + trips[l.to]
             })
             .fold(0.0, f64::max);
@@ -85,7 +92,16 @@ pub fn round_trips(evaluation: &Evaluation, machine: &Machine) -> Vec<f64> {
 #[must_use]
 pub fn bounds(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine) -> Vec<Bound> {
     let trips = round_trips(evaluation, machine);
-    let mut bounds = Vec::new();
+    let mut bounds: Vec<Bound> = evaluation
+        .cards
+        .iter()
+        .map(|card| Bound {
+            seconds: card.seconds,
+            cause: Cause::Card {
+                server: card.server,
+            },
+        })
+        .collect();
     for (stage, (e, shape)) in evaluation.stages.iter().zip(shapes).enumerate() {
         bounds.push(Bound {
             seconds: e.loads.largest(),
@@ -94,12 +110,14 @@ pub fn bounds(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine)
         let r = shape.replicas as f64;
         // A replica's forward waits for the backward and the step K rounds before.
         let step = e.sums.step + machine.reduce_core_s(shape.replicas, e.sums.parameters);
+        let step = step / evaluation.fastest(stage);
         bounds.push(Bound {
             seconds: (trips[stage] + step) / (r * shape.depth as f64),
             cause: Cause::InFlight { stage },
         });
         if shape.replicas > 1 {
-            let chunk = e.sums.parameters / r / machine.bandwidth + machine.latency;
+            let slowest = evaluation.slowest_ring_edge(stage, machine);
+            let chunk = e.sums.parameters / r * slowest + machine.latency;
             let ring = 2.0 * (r - 1.0) * chunk;
             bounds.push(Bound {
                 seconds: (trips[stage] + ring + step) / (r * (shape.depth + shape.delay) as f64),
@@ -243,7 +261,7 @@ fn explain(
     let mut bounds = bounds(evaluation, &shapes, machine);
     // The load of a resource is the simplest explanation where several hold.
     bounds.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    let is_load = |b: &&Bound| matches!(b.cause, Cause::Load { .. });
+    let is_load = |b: &&Bound| matches!(b.cause, Cause::Load { .. } | Cause::Card { .. });
     let load = bounds.iter().filter(is_load).find(|b| explains(b));
     let cause = load
         .or_else(|| bounds.iter().find(|b| explains(b)))
@@ -268,6 +286,7 @@ fn shapes(
     let mut shapes: Vec<StageShape> = Vec::new();
     for (stage, least) in noam(&replicas).into_iter().enumerate() {
         let e = &evaluation.stages[stage];
+        let memory = memory.min(e.worst.memory);
         let fits = |depth, delay| e.sums.memory(e.replicas, depth, delay) <= memory;
         let delay = usize::from(delay == 1 && e.replicas > 1 && fits(least, 1));
         let wanted =

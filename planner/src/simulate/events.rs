@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::ways::Ways;
 use crate::cost::{Evaluation, Machine};
 use crate::schedule::{Op, Schedule};
 
@@ -63,8 +64,8 @@ pub enum Activity {
 
 /// Carries out a schedule.
 ///
-/// A message occupies its sender's link and then its receiver's for bytes / bandwidth each, cut through, first come
-/// first served, and arrives a latency later. An all-reduce is a ring of 2(r-1) such messages per replica, so that
+/// A message occupies its sender's link, the network cards of two servers and its receiver's link for bytes / bandwidth
+/// each ([`Ways`]), cut through, first come first served, and arrives a latency later. An all-reduce is a ring of 2(r-1) such messages per replica, so that
 /// activations pass between its chunks; long rings send several chunks as one message. The core's share of communication is added to the operation that causes it.
 ///
 /// None if the schedule gets stuck, which [`Schedule::check`] explains.
@@ -115,17 +116,24 @@ enum Message {
     Chunk { round: usize },
 }
 
+/// A message between two workers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Transfer {
+    from: usize,
+    to: usize,
+    bytes: f64,
+    latency: f64,
+    /// Seconds that the slowest part of its way so far takes.
+    slowest: f64,
+    message: Message,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Happening {
     /// The worker is through with its operation.
     Computed { worker: usize },
-    /// The message begins to leave its sender.
-    Leaving {
-        to: usize,
-        seconds: f64,
-        latency: f64,
-        message: Message,
-    },
+    /// The message has come to a part of its way.
+    OnTheWay { transfer: Transfer, part: usize },
     /// The message is there.
     Arrived { to: usize, message: Message },
 }
@@ -159,9 +167,6 @@ struct Worker {
     position: usize,
     /// Whether an operation is under way.
     computing: bool,
-    /// When each direction of its link is free again.
-    out_free: f64,
-    in_free: f64,
     /// Tensors that wait to be read: few at a time.
     arrived: Vec<Message>,
     /// Rounds whose all-reduce it takes part in, one or two at a time.
@@ -205,10 +210,11 @@ struct Simulation<'a> {
     schedule: &'a Schedule,
     evaluation: &'a Evaluation,
     machine: &'a Machine,
-    /// For each stage, the seconds that activations take to each stage which reads them.
+    /// For each stage, the bytes of activations to each stage which reads them.
     activations: Vec<Vec<(usize, f64)>>,
-    /// For each stage, the seconds that gradients take to each stage which made what it reads.
+    /// For each stage, the bytes of gradients to each stage which made what it reads.
     gradients: Vec<Vec<(usize, f64)>>,
+    ways: Ways,
     events: BinaryHeap<Reverse<Event>>,
     numbered: u64,
     workers: Vec<Worker>,
@@ -226,8 +232,8 @@ impl<'a> Simulation<'a> {
         let mut activations = vec![Vec::new(); schedule.stages.len()];
         let mut gradients = activations.clone();
         for l in &evaluation.links {
-            activations[l.from].push((l.to, l.activations / machine.bandwidth));
-            gradients[l.to].push((l.from, l.gradients / machine.bandwidth));
+            activations[l.from].push((l.to, l.activations));
+            gradients[l.to].push((l.from, l.gradients));
         }
         Self {
             schedule,
@@ -235,6 +241,7 @@ impl<'a> Simulation<'a> {
             machine,
             activations,
             gradients,
+            ways: Ways::new(evaluation, machine, schedule.operations.len()),
             events: BinaryHeap::new(),
             numbered: 0,
             workers: vec![Worker::default(); schedule.operations.len()],
@@ -262,17 +269,7 @@ impl<'a> Simulation<'a> {
                 self.computed(worker, now);
                 self.proceed(worker, now);
             }
-            Happening::Leaving {
-                to,
-                seconds,
-                latency,
-                message,
-            } => {
-                let start = now.max(self.workers[to].in_free);
-                self.workers[to].in_free = start + seconds;
-                let arrival = start + seconds + latency;
-                self.at(arrival, Happening::Arrived { to, message });
-            }
+            Happening::OnTheWay { transfer, part } => self.go_on(transfer, part, now),
             Happening::Arrived { to, message } => {
                 if let Message::Chunk { round } = message {
                     self.workers[to].ring(round).received += 1;
@@ -297,12 +294,12 @@ impl<'a> Simulation<'a> {
                     stage: to_stage,
                     peer,
                 } => {
-                    let seconds = seconds_to(&self.activations[stage], to_stage);
+                    let bytes = bytes_to(&self.activations[stage], to_stage);
                     let message = Message::Activations {
                         from: stage,
                         minibatch,
                     };
-                    let cost = (seconds, self.machine.latency);
+                    let cost = (bytes, self.machine.latency);
                     self.transfer(worker, peer, cost, message, now);
                 }
                 Op::SendGradients {
@@ -310,12 +307,12 @@ impl<'a> Simulation<'a> {
                     stage: to_stage,
                     peer,
                 } => {
-                    let seconds = seconds_to(&self.gradients[stage], to_stage);
+                    let bytes = bytes_to(&self.gradients[stage], to_stage);
                     let message = Message::Gradients {
                         from: stage,
                         minibatch,
                     };
-                    let cost = (seconds, self.machine.latency);
+                    let cost = (bytes, self.machine.latency);
                     self.transfer(worker, peer, cost, message, now);
                 }
                 Op::ReceiveActivations {
@@ -375,7 +372,9 @@ impl<'a> Simulation<'a> {
         }
     }
 
+    /// `seconds` are those of the profiled device.
     fn compute(&mut self, worker: usize, seconds: f64, now: f64) {
+        let seconds = seconds / self.ways.speed(worker);
         self.workers[worker].computing = true;
         if let Some(spans) = &mut self.spans {
             spans.push(Span {
@@ -413,14 +412,32 @@ impl<'a> Simulation<'a> {
         &mut self,
         from: usize,
         to: usize,
-        (seconds, latency): (f64, f64),
+        (bytes, latency): (f64, f64),
         message: Message,
         now: f64,
     ) {
-        let start = now.max(self.workers[from].out_free);
-        self.workers[from].out_free = start + seconds;
-        if let Some(spans) = &mut self.spans {
-            let activity = match message {
+        let transfer = Transfer {
+            from,
+            to,
+            bytes,
+            latency,
+            slowest: 0.0,
+            message,
+        };
+        self.go_on(transfer, 0, now);
+    }
+
+    /// Takes the next part of a message's way as soon as it is free; behind the last one the message is there.
+    fn go_on(&mut self, mut transfer: Transfer, part: usize, now: f64) {
+        let Transfer {
+            from, to, bytes, ..
+        } = transfer;
+        let (start, seconds, last) = self.ways.take((from, to), part, bytes, now);
+        transfer.slowest = transfer.slowest.max(seconds);
+        if part == 0
+            && let Some(spans) = &mut self.spans
+        {
+            let activity = match transfer.message {
                 Message::Activations { minibatch, .. } => Activity::Activations { minibatch, to },
                 Message::Gradients { minibatch, .. } => Activity::Gradients { minibatch, to },
                 Message::Chunk { round } => Activity::AllReduce { round, to },
@@ -432,15 +449,14 @@ impl<'a> Simulation<'a> {
                 activity,
             });
         }
-        self.at(
-            start,
-            Happening::Leaving {
-                to,
-                seconds,
-                latency,
-                message,
-            },
-        );
+        if last {
+            let message = transfer.message;
+            let arrival = start + transfer.slowest + transfer.latency;
+            self.at(arrival, Happening::Arrived { to, message });
+        } else {
+            let part = part + 1;
+            self.at(start, Happening::OnTheWay { transfer, part });
+        }
     }
 
     fn replicas(&self, worker: usize) -> usize {
@@ -469,7 +485,7 @@ impl<'a> Simulation<'a> {
         let messages = ring_messages(replicas);
         // Chunks of the real ring in each message of the simulated one.
         let chunks = (2 * (replicas - 1)) as f64 / messages as f64;
-        let chunk = parameters / replicas as f64 / self.machine.bandwidth;
+        let chunk = parameters / replicas as f64;
         let cost = (chunks * chunk, chunks * self.machine.latency);
         let next = worker - role.replica + (role.replica + 1) % replicas;
         loop {
@@ -483,9 +499,9 @@ impl<'a> Simulation<'a> {
     }
 }
 
-fn seconds_to(stages: &[(usize, f64)], stage: usize) -> f64 {
+fn bytes_to(stages: &[(usize, f64)], stage: usize) -> f64 {
     let found = stages.iter().find(|(to, _)| *to == stage);
-    found.map_or(0.0, |(_, seconds)| *seconds)
+    found.map_or(0.0, |(_, bytes)| *bytes)
 }
 
 /// Messages that each replica sends in one all-reduce.

@@ -2,6 +2,7 @@
 
 pub mod depth;
 mod events;
+mod ways;
 
 pub use events::{Activity, Span, Trace, record, run};
 
