@@ -1,5 +1,6 @@
 //! The command line of dp-plan: what may be asked, turned into a request, carried out, printed.
 
+pub mod cluster;
 pub mod convert;
 pub mod sweep;
 
@@ -9,13 +10,24 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cost::Formula;
 use crate::file::{self, FileError};
-use crate::plan::Cluster;
-use crate::planning::{
-    self, Explanation, LOCAL_BANDWIDTH, PlanningError, Request, Scope, Solver, StageSpec,
-};
+use crate::planning::{self, Explanation, PlanningError, Request, Scope, Solver, StageSpec};
 use crate::profile::{FileRef, Profile};
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
 use crate::{Plan, report, timeline};
+
+const CLUSTER_FILE: &str = "\
+A cluster file (defaults first, each server may say otherwise):
+  latency = \"20us\"
+  bw = \"10Gbps\"          # network card of a server, each direction
+  inner-bw = \"12GB/s\"    # link of each device within a server
+  memory = \"16GiB\"
+  [[server]]
+  names = [\"a\", \"b\"]    # or `name`, or `count`
+  gpus = 4
+  [[server]]
+  name = \"old\"
+  devices = [{ gpus = 2, speed = 0.5 }, { gpus = 1, memory = \"8GiB\" }]
+`speed` is against the profiled device: 0.5 takes twice the time.";
 
 /// Finds the pipeline stages, their replicas and depths that train a profiled model fastest.
 ///
@@ -26,6 +38,7 @@ use crate::{Plan, report, timeline};
     name = "dp-plan",
     version,
     max_term_width = 100,
+    after_help = CLUSTER_FILE,
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true
 )]
@@ -60,13 +73,25 @@ pub struct Arguments {
     pub batch: Option<usize>,
 
     /// Devices (or CPU workers) to plan for, all alike
-    #[arg(long, value_name = "N", value_parser = parse_count, required_unless_present = "sweep")]
+    #[arg(long, value_name = "N", value_parser = parse_count, required_unless_present_any = ["sweep", "cluster"])]
     pub gpus: Option<usize>,
 
     /// Goodput of each device's link in each direction: 10Gbps, 1.25GB/s; or `local` for threads of one
     /// process, which hand tensors over by reference
-    #[arg(long, value_name = "BANDWIDTH", value_parser = parse_link, required_unless_present = "sweep")]
+    #[arg(long, value_name = "BANDWIDTH", value_parser = parse_link, required_unless_present_any = ["sweep", "cluster"])]
     pub bw: Option<Link>,
+
+    /// Devices in each server: what leaves a server shares its network card, whose goodput --bw then is
+    #[arg(long, value_name = "K", value_parser = parse_count, requires = "inner_bw")]
+    pub gpus_per_server: Option<usize>,
+
+    /// Goodput of each device's link within its server, in each direction
+    #[arg(long, value_name = "BANDWIDTH", value_parser = parse_bandwidth, requires = "gpus_per_server")]
+    pub inner_bw: Option<f64>,
+
+    /// Servers that differ, from a TOML file (see below) instead of the flags above
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["bw", "gpus_per_server", "inner_bw", "latency", "memory"])]
+    pub cluster: Option<PathBuf>,
 
     /// Latency of one message
     #[arg(long, value_name = "TIME", default_value = "0us", value_parser = parse_time, allow_hyphen_values = true)]
@@ -172,6 +197,9 @@ pub enum CliError {
     /// A file.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The cluster file.
+    #[error(transparent)]
+    Cluster(#[from] cluster::ClusterFileError),
     /// The planning.
     #[error(transparent)]
     Planning(#[from] PlanningError),
@@ -223,21 +251,12 @@ fn parse_stages(text: &str) -> Result<Stages, planning::HandError> {
 
 impl Arguments {
     /// What the flags ask for.
-    #[must_use]
-    pub fn request(&self) -> Request {
-        Request {
-            cluster: Cluster {
-                // What is not given is swept.
-                devices: self.gpus.unwrap_or(1),
-                bandwidth_bytes_per_s: match self.bw {
-                    Some(Link::Network(bandwidth)) => bandwidth,
-                    Some(Link::Local) | None => LOCAL_BANDWIDTH,
-                },
-                latency_s: self.latency,
-                local: self.bw == Some(Link::Local),
-                memory_bytes: self.memory,
-                servers: Vec::new(),
-            },
+    ///
+    /// # Errors
+    /// If the cluster file cannot be read or used.
+    pub fn request(&self) -> Result<Request, CliError> {
+        Ok(Request {
+            cluster: cluster::cluster(self)?,
             solver: match self.solver {
                 SolverName::Dp => Solver::Dp,
                 SolverName::Ilp => Solver::Ilp,
@@ -253,7 +272,7 @@ impl Arguments {
                 (None, true) => Scope::Straight,
                 (None, false) => Scope::All,
             },
-        }
+        })
     }
 }
 
@@ -280,7 +299,7 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
         file: arguments.profile.display().to_string(),
         sha256: file::sha256_of_file(&arguments.profile)?,
     };
-    let request = arguments.request();
+    let request = arguments.request()?;
     let plan = planning::plan(&profile, profile_file, &request)?;
     if let Some(path) = &arguments.output {
         plan.save(path)?;

@@ -245,7 +245,12 @@ fn take_devices(servers: &[Server], devices: usize) -> Vec<Server> {
             break;
         }
         // A last server that is not full is filled up before another one is added.
-        let more = devices > servers.iter().flat_map(|s| &s.devices).map(|d| d.count).sum();
+        let more = devices
+            > servers
+                .iter()
+                .flat_map(|s| &s.devices)
+                .map(|d| d.count)
+                .sum();
         let mut server = match servers.get(number) {
             Some(server) if !more => server.clone(),
             Some(server) => Server {
@@ -336,7 +341,10 @@ mod tests {
         let more = cluster.with_devices(13).unwrap();
         assert_eq!(counts(&more), [4, 4, 4, 1]);
         assert_eq!(more.validate(), Ok(()));
-        assert_eq!(cluster.with_bandwidth(5.0).servers[2].bandwidth_bytes_per_s, 5.0);
+        assert_eq!(
+            cluster.with_bandwidth(5.0).servers[2].bandwidth_bytes_per_s,
+            5.0
+        );
     }
 
     #[test]

@@ -122,6 +122,18 @@ impl LayerGraph {
         Self { graph, tensors }
     }
 
+    /// The same graph on a device that computes so many times as fast.
+    #[must_use]
+    pub fn at_speed(&self, speed: f64) -> Self {
+        let mut other = self.clone();
+        for layer in other.graph.node_weights_mut() {
+            layer.forward /= speed;
+            layer.backward /= speed;
+            layer.step /= speed;
+        }
+        other
+    }
+
     /// Number of layers.
     #[must_use]
     pub fn len(&self) -> usize {

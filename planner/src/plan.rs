@@ -6,6 +6,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 pub use crate::cluster::Cluster;
+use crate::cluster::ClusterError;
+use crate::cost::{Fabric, Placement};
 use crate::file::{self, FileError};
 use crate::profile::FileRef;
 use crate::schedule::{Schedule, ScheduleError, ScheduleKind, ShapeError, StageLink, StageShape};
@@ -64,8 +66,24 @@ pub struct Plan {
     pub throughput_samples_per_s: f64,
     /// Bytes that cross any link per minibatch: activations, gradients, all-reduce.
     pub bytes_per_minibatch: f64,
+    /// What each server's network card carries; empty where every device has a link of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<Card>,
     /// What the obvious alternatives would give.
     pub baselines: Baselines,
+}
+
+/// A server's network card under a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Card {
+    /// Name of the server.
+    pub server: String,
+    /// Bytes that leave the server per minibatch.
+    pub bytes_sent: f64,
+    /// Bytes that reach it per minibatch.
+    pub bytes_received: f64,
+    /// Seconds per minibatch that its busier direction is taken.
+    pub load_s: f64,
 }
 
 /// One stage of a plan.
@@ -83,6 +101,12 @@ pub struct Stage {
     pub versions: usize,
     /// Worker numbers of the replicas.
     pub workers: Vec<usize>,
+    /// The server of each replica, a number into the cluster's servers; empty without servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<usize>,
+    /// Which kind of that server's devices each replica is on; empty where every server has one kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<usize>,
     /// Forward, backward and step of one minibatch divided by the replicas, seconds per minibatch.
     pub compute_s: f64,
     /// All-reduce share of each replica's link, seconds per minibatch.
@@ -164,6 +188,17 @@ pub enum PlanError {
         found: usize,
         /// What its stages add up to.
         replicas: usize,
+    },
+    /// A cluster that makes no sense.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Replicas that are on no device of the cluster.
+    #[error("stage {stage}: {rule}: make the plan again with dp-plan")]
+    Placement {
+        /// Stage.
+        stage: usize,
+        /// What is asked for.
+        rule: &'static str,
     },
     /// Stages that the kind of schedule cannot run.
     #[error("schedule `{kind}` {rule}: make the plan again with dp-plan")]
@@ -279,6 +314,8 @@ impl Plan {
                 replicas: next_worker,
             });
         }
+        self.cluster.validate()?;
+        self.placement()?;
         self.validate_kind()?;
         // A few rounds show every kind of conflict between depths and replicas.
         let rounds = self
@@ -289,6 +326,41 @@ impl Plan {
         let widest = self.stages.iter().map(|s| s.replicas).max();
         self.schedule_for(rounds.unwrap_or(0) * widest.unwrap_or(0))?;
         Ok(())
+    }
+
+    /// Where the replicas are; none where every device has a link of its own.
+    ///
+    /// # Errors
+    /// If a replica is on no device of the cluster, or two are on one.
+    pub fn placement(&self) -> Result<Option<Placement>, PlanError> {
+        let Some(fabric) = Fabric::new(&self.cluster) else {
+            return Ok(None);
+        };
+        let mut free: Vec<usize> = fabric.slots.iter().map(|slot| slot.count).collect();
+        let mut counts = Vec::with_capacity(self.stages.len());
+        for (index, stage) in self.stages.iter().enumerate() {
+            let error = |rule| PlanError::Placement { stage: index, rule };
+            if stage.servers.len() != stage.replicas
+                || !stage.kinds.is_empty() && stage.kinds.len() != stage.replicas
+            {
+                return Err(error("`servers` must name one server for each replica"));
+            }
+            let mut own = vec![0; free.len()];
+            let mut last = 0;
+            for (replica, &server) in stage.servers.iter().enumerate() {
+                let kind = stage.kinds.get(replica).copied().unwrap_or(0);
+                let slot = fabric.slot(server, kind);
+                let slot = slot.filter(|&slot| slot >= last && free[slot] > 0);
+                let slot = slot.ok_or_else(|| {
+                    error("its replicas must be on devices of the cluster, server by server")
+                })?;
+                free[slot] -= 1;
+                own[slot] += 1;
+                last = slot;
+            }
+            counts.push(own);
+        }
+        Ok(Some(Placement { fabric, counts }))
     }
 
     fn validate_kind(&self) -> Result<(), PlanError> {

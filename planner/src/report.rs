@@ -11,6 +11,9 @@ use crate::units::{show_bandwidth, show_bytes, show_time};
 /// No layer name is shown longer than this.
 const LONGEST_NAME: usize = 28;
 
+/// No row names more servers.
+const MOST_SERVERS: usize = 6;
+
 /// The whole report, ending in a newline.
 #[must_use]
 pub fn table(plan: &Plan, formula: Formula) -> String {
@@ -40,6 +43,29 @@ pub fn cluster_line(cluster: &Cluster) -> String {
     let mut line = count(cluster.devices, "device");
     if cluster.local {
         line.push_str(" in one process");
+    } else if let Some(first) = cluster.servers.first() {
+        let _ = write!(line, " in {}", count(cluster.servers.len(), "server"));
+        let cards = cluster.servers.iter().map(|s| s.bandwidth_bytes_per_s);
+        let (least, most) = cards.fold((f64::INFINITY, 0.0f64), |(a, b), card| {
+            (a.min(card), b.max(card))
+        });
+        let _ = match least < most {
+            true => write!(
+                line,
+                ", {} to {} between them",
+                show_bandwidth(least),
+                show_bandwidth(most)
+            ),
+            false => write!(line, ", {} between them", show_bandwidth(least)),
+        };
+        let inner = first.inner_bandwidth_bytes_per_s;
+        if cluster
+            .servers
+            .iter()
+            .all(|s| s.inner_bandwidth_bytes_per_s == inner)
+        {
+            let _ = write!(line, ", {} inside", show_bandwidth(inner));
+        }
     } else {
         let _ = write!(
             line,
@@ -77,6 +103,12 @@ fn stage_table(plan: &Plan) -> String {
             show_bytes(stage.memory_bytes as f64),
         ]);
     }
+    if !plan.cluster.servers.is_empty() {
+        rows[0].push("  on".to_owned());
+        for (row, stage) in rows[1..].iter_mut().zip(&plan.stages) {
+            row.push(format!("  {}", on_servers(plan, stage)));
+        }
+    }
     let mut text = align(&rows, 2);
     text.push_str("Times per minibatch on each replica's device (compute) and link (traffic, sync); memory per worker.\n");
     if plan.stages.iter().any(|s| s.delay > 0) {
@@ -85,6 +117,25 @@ fn stage_table(plan: &Plan) -> String {
         );
     }
     text
+}
+
+/// `a x4, b x3`: replicas in each server.
+fn on_servers(plan: &Plan, stage: &Stage) -> String {
+    let mut counts: Vec<(usize, usize)> = Vec::new();
+    for &server in &stage.servers {
+        match counts.last_mut() {
+            Some((last, count)) if *last == server => *count += 1,
+            _ => counts.push((server, 1)),
+        }
+    }
+    let shown = counts.iter().take(MOST_SERVERS);
+    let mut shown: Vec<String> = shown
+        .map(|&(server, count)| format!("{} x{count}", plan.cluster.servers[server].name))
+        .collect();
+    if counts.len() > MOST_SERVERS {
+        shown.push(format!("and {} more", counts.len() - MOST_SERVERS));
+    }
+    shown.join(", ")
 }
 
 fn layers(stage: &Stage) -> String {
@@ -284,8 +335,8 @@ fn align(rows: &[Vec<String>], left: usize) -> String {
         for (c, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let padding = " ".repeat(width - cell.chars().count());
             // A note in the last column needs no alignment.
-            let (before, after) = if c < left || cell.contains(' ') && c + 1 == columns && left == 1
-            {
+            let words = cell.starts_with("  ") || cell.contains(' ') && left == 1;
+            let (before, after) = if c < left || words && c + 1 == columns {
                 (cell, &padding)
             } else {
                 (&padding, cell)

@@ -100,10 +100,11 @@ fn axes(arguments: &Arguments) -> Result<Axes, CliError> {
 /// Plans for every combination, prints or writes the table, draws it.
 pub(super) fn run(arguments: &Arguments, profile: &Profile) -> Result<(), CliError> {
     let axes = axes(arguments)?;
-    let cells = grid(profile, &arguments.request(), &axes)?;
+    let request = arguments.request()?;
+    let cells = grid(profile, &request, &axes)?;
     #[cfg(feature = "plot")]
     if let Some(path) = &arguments.plot {
-        pictures::draw(path, arguments, profile, &axes, &cells)?;
+        pictures::draw(path, &request, profile, &axes, &cells)?;
     }
     let text = if arguments.json {
         file::to_json(&cells)
@@ -121,8 +122,7 @@ pub(super) fn run(arguments: &Arguments, profile: &Profile) -> Result<(), CliErr
 mod pictures {
     use std::path::{Path, PathBuf};
 
-    use crate::cli::{Arguments, Link};
-    use crate::planning::{Axes, Cell};
+    use crate::planning::{Axes, Cell, Request};
     use crate::plot::{HeatMap, Lines, Picture, PlotError, Series};
     use crate::profile::Profile;
     use crate::units::show_bandwidth;
@@ -130,7 +130,7 @@ mod pictures {
     /// Speed-up over both axes, or throughput, memory and communication over one.
     pub(super) fn draw(
         path: &Path,
-        arguments: &Arguments,
+        request: &Request,
         profile: &Profile,
         axes: &Axes,
         cells: &[Cell],
@@ -157,12 +157,12 @@ mod pictures {
         let subtitle = if !over_devices {
             format!(
                 "batch {batch} per worker, {} workers",
-                arguments.gpus.unwrap_or(1)
+                request.cluster.devices
             )
-        } else if arguments.bw == Some(Link::Local) {
+        } else if request.cluster.local {
             format!("batch {batch} per worker, in one process")
         } else {
-            let link = arguments.request().cluster.bandwidth_bytes_per_s;
+            let link = request.cluster.bandwidth_bytes_per_s;
             format!("batch {batch} per worker, {} links", show_bandwidth(link))
         };
         let x = |c: &Cell| {

@@ -91,6 +91,21 @@ impl Fabric {
         self.cards.len()
     }
 
+    /// Which of its server's kinds of devices a slot is.
+    fn kind(&self, slot: usize) -> usize {
+        let server = self.slots[slot].server;
+        let before = self.slots[..slot].iter().rev();
+        before.take_while(|other| other.server == server).count()
+    }
+
+    /// The slot of a kind of devices of a server.
+    #[must_use]
+    pub fn slot(&self, server: usize, kind: usize) -> Option<usize> {
+        let first = self.slots.iter().position(|slot| slot.server == server)?;
+        let slot = self.slots.get(first + kind)?;
+        (slot.server == server).then_some(first + kind)
+    }
+
     /// Replicas in each server, from those on each slot.
     #[must_use]
     pub fn by_server(&self, counts: &[usize]) -> Vec<usize> {
@@ -234,10 +249,29 @@ impl Placement {
             .collect()
     }
 
+    /// The server of each replica of a stage, and which kind of that server's devices it is on. The kinds are empty where
+    /// every server has one kind.
+    #[must_use]
+    pub fn devices_of(&self, stage: usize) -> (Vec<usize>, Vec<usize>) {
+        let slots = &self.fabric.slots;
+        let counts = self.counts[stage].iter().enumerate();
+        let replicas = counts.flat_map(|(slot, &count)| std::iter::repeat_n(slot, count));
+        let (servers, mut kinds): (Vec<usize>, Vec<usize>) = replicas
+            .map(|slot| (slots[slot].server, self.fabric.kind(slot)))
+            .unzip();
+        if (0..slots.len()).all(|slot| self.fabric.kind(slot) == 0) {
+            kinds.clear();
+        }
+        (servers, kinds)
+    }
+
     /// The slot of every worker, stage by stage.
     #[must_use]
     pub fn slots_of_workers(&self) -> Vec<usize> {
-        let counts = self.counts.iter().flat_map(|counts| counts.iter().enumerate());
+        let counts = self
+            .counts
+            .iter()
+            .flat_map(|counts| counts.iter().enumerate());
         let slots = counts.flat_map(|(slot, &count)| std::iter::repeat_n(slot, count));
         slots.collect()
     }

@@ -1,10 +1,12 @@
 //! What the obvious alternatives give on the same cluster.
 
 use super::search::Found;
-use super::{PlanningError, Request, Scope, Solver, gap, judge, memory_limit, search, throughput};
-use crate::cost::{Evaluation, Formula, Machine, Partition, data_parallel};
+use super::{
+    PlanningError, Request, Scope, Solver, gap, memory_limit, search, servers, throughput,
+};
+use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, data_parallel};
 use crate::graph::LayerGraph;
-use crate::plan::{Baseline, Baselines};
+use crate::plan::{Baseline, Baselines, Cluster};
 use crate::profile::Profile;
 use crate::schedule::StageShape;
 use crate::simulate::predict;
@@ -25,7 +27,7 @@ pub(super) fn baselines(
         ..request.clone()
     };
     let mut unlimited = straight.clone();
-    unlimited.cluster.memory_bytes = None;
+    unlimited.cluster = unlimited.cluster.with_memory(None);
     let model_stages = search::search(graph, machine, &unlimited)?;
     let straight = match search::search(graph, machine, &straight) {
         Ok(found) => straight_baseline(profile, machine, request, &found, None)?,
@@ -42,6 +44,27 @@ pub(super) fn baselines(
     })
 }
 
+/// Seconds of one data-parallel step on all devices: on servers at the pace of the slowest device, all-reduced over one
+/// ring through all servers.
+pub(super) fn data_parallel_seconds(
+    graph: &LayerGraph,
+    machine: &Machine,
+    cluster: &Cluster,
+) -> f64 {
+    let devices = cluster.devices;
+    let Some(fabric) = Fabric::new(cluster) else {
+        return data_parallel::step_seconds(graph, devices, machine);
+    };
+    let all: Vec<usize> = fabric.slots.iter().map(|slot| slot.count).collect();
+    let speed = fabric.worst(&all).speed;
+    let ring = Machine {
+        bandwidth: fabric.ring_bandwidth(&all),
+        reduce_s_per_byte: machine.reduce_s_per_byte / speed,
+        ..*machine
+    };
+    data_parallel::step_seconds(&graph.at_speed(speed), devices, &ring)
+}
+
 fn data_parallel_baseline(
     profile: &Profile,
     graph: &LayerGraph,
@@ -53,8 +76,10 @@ fn data_parallel_baseline(
         stages: std::iter::once(0..graph.len()).collect(),
         replicas: vec![devices],
     };
-    let evaluation = Evaluation::new(graph, &whole, machine);
-    let honest = data_parallel::step_seconds(graph, devices, machine) / devices as f64;
+    let fabric = Fabric::new(&request.cluster);
+    let placement = fabric.map(|fabric| servers::pack(&whole, &fabric));
+    let evaluation = Evaluation::placed(graph, &whole, machine, placement.as_ref());
+    let honest = data_parallel_seconds(graph, machine, &request.cluster) / devices as f64;
     let memory = data_parallel::memory(graph, devices);
     Baseline {
         bottleneck_s: match request.formula {
@@ -74,7 +99,8 @@ fn model_parallel_baseline(
     request: &Request,
     stages: &Found,
 ) -> Result<Baseline, PlanningError> {
-    let evaluation = Evaluation::new(&stages.graph, &stages.partition, machine);
+    let placement = stages.placement.as_ref();
+    let evaluation = Evaluation::placed(&stages.graph, &stages.partition, machine, placement);
     let one_at_a_time = StageShape {
         replicas: 1,
         depth: 1,
@@ -103,7 +129,7 @@ fn straight_baseline(
         None => memory_limit(&request.cluster),
         Some(_) => f64::INFINITY,
     };
-    let judged = judge(&stages.graph, machine, &stages.partition, limit)?;
+    let judged = stages.judge(machine, limit)?;
     let prediction = &judged.choice.prediction;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {

@@ -73,9 +73,15 @@ pub fn grid(profile: &Profile, request: &Request, axes: &Axes) -> Result<Vec<Cel
     for &bandwidth in bandwidths {
         for &devices in &devices {
             let mut request = request.clone();
-            request.cluster.devices = devices;
-            request.cluster.bandwidth_bytes_per_s = bandwidth;
-            request.cluster.local &= axes.bandwidths.is_empty();
+            let Some(cluster) = cluster.with_devices(devices) else {
+                continue;
+            };
+            if !axes.bandwidths.is_empty() {
+                request.cluster = cluster.with_bandwidth(bandwidth);
+                request.cluster.local = false;
+            } else {
+                request.cluster = cluster;
+            }
             let found = match plan(profile, profile.model.clone(), &request) {
                 Ok(plan) => cell(&plan),
                 Err(PlanningError::Infeasible(_)) => Cell::default(),

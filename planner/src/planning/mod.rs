@@ -6,6 +6,7 @@ mod grid;
 mod hand;
 mod neighbours;
 mod search;
+mod servers;
 mod sweep;
 mod timeline;
 
@@ -18,9 +19,9 @@ pub use timeline::{Timeline, timeline};
 
 use std::collections::HashMap;
 
-use crate::cost::{Evaluation, Formula, Machine, Partition};
+use crate::cost::{Evaluation, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
-use crate::plan::{Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
+use crate::plan::{Card, Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
 use crate::profile::{FileRef, Profile};
 use crate::schedule::{Schedule, ScheduleKind, StageShape};
 use crate::simulate::{SimulationError, depth};
@@ -110,12 +111,7 @@ pub fn plan(
     let graph = LayerGraph::new(profile);
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let found = search::search(&graph, &machine, request)?;
-    let judged = judge(
-        &found.graph,
-        &machine,
-        &found.partition,
-        memory_limit(&request.cluster),
-    )?;
+    let judged = found.judge(&machine, memory_limit(&request.cluster))?;
     let baselines = baselines::baselines(profile, &graph, &machine, request)?;
     let shapes = &judged.choice.shapes;
     let evaluation = &judged.evaluation;
@@ -144,6 +140,7 @@ pub fn plan(
         bubble_share: prediction.bubble_share,
         throughput_samples_per_s: throughput(profile, prediction.period),
         bytes_per_minibatch: evaluation.bytes_per_minibatch,
+        cards: cards(&request.cluster, evaluation),
         baselines,
     };
     plan.validate()?;
@@ -178,15 +175,37 @@ fn gap(value: f64, bound: f64) -> f64 {
     }
 }
 
+impl search::Found {
+    /// Its costs, and the depths that suit it.
+    fn judge(&self, machine: &Machine, memory: f64) -> Result<Judged, PlanningError> {
+        let placement = self.placement.as_ref();
+        judge(&self.graph, machine, &self.partition, placement, memory)
+    }
+}
+
+/// On servers the memory of each device counts, else `memory`.
 fn judge(
     graph: &LayerGraph,
     machine: &Machine,
     partition: &Partition,
+    placement: Option<&Placement>,
     memory: f64,
 ) -> Result<Judged, PlanningError> {
-    let evaluation = Evaluation::new(graph, partition, machine);
+    let evaluation = Evaluation::placed(graph, partition, machine, placement);
+    let memory = placement.map_or(memory, |_| f64::INFINITY);
     let choice = depth::choose(&evaluation, machine, memory)?;
     Ok(Judged { evaluation, choice })
+}
+
+/// What each server's network card carries.
+fn cards(cluster: &Cluster, evaluation: &Evaluation) -> Vec<Card> {
+    let cards = evaluation.cards.iter().map(|card| Card {
+        server: cluster.servers[card.server].name.clone(),
+        bytes_sent: card.bytes.out,
+        bytes_received: card.bytes.into,
+        load_s: card.seconds,
+    });
+    cards.collect()
 }
 
 fn stages(
@@ -195,9 +214,12 @@ fn stages(
     shapes: &[StageShape],
 ) -> Result<Vec<Stage>, PlanningError> {
     let mut first_worker = 0;
-    let stages = evaluation.stages.iter().zip(shapes).map(|(e, shape)| {
+    let stages = evaluation.stages.iter().zip(shapes).enumerate();
+    let stages = stages.map(|(number, (e, shape))| {
         let workers: Vec<usize> = (first_worker..first_worker + shape.replicas).collect();
         first_worker += shape.replicas;
+        let placement = evaluation.placement.as_ref();
+        let (servers, kinds) = placement.map_or_else(Default::default, |p| p.devices_of(number));
         Ok(Stage {
             layers: e
                 .layers
@@ -209,6 +231,8 @@ fn stages(
             delay: shape.delay,
             versions: versions(*shape)?,
             workers,
+            servers,
+            kinds,
             compute_s: e.loads.compute,
             sync_s: e.loads.sync,
             traffic_s: e.loads.traffic,

@@ -4,11 +4,11 @@ use serde::Serialize;
 
 use super::{
     PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned_graph, search,
-    throughput,
+    servers, throughput,
 };
-use crate::cost::{Evaluation, Machine, Partition};
+use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
-use crate::plan::Plan;
+use crate::plan::{Cluster, Plan};
 use crate::profile::Profile;
 use crate::solve::Limits;
 
@@ -74,7 +74,7 @@ pub fn explanation(
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let chosen = Partition::of(plan);
     Ok(Explanation {
-        resources: resources(&graph, &machine, &chosen),
+        resources: resources(&graph, &machine, &chosen, plan.placement()?.as_ref()),
         runner_ups: runner_ups(&graph, &machine, request, &chosen)?,
         what_if: what_if(profile, &graph, request, plan)?,
     })
@@ -101,9 +101,18 @@ impl Partition {
     }
 }
 
-fn resources(graph: &LayerGraph, machine: &Machine, partition: &Partition) -> Vec<Resource> {
-    let evaluation = Evaluation::new(graph, partition, machine);
-    let mut all = Vec::new();
+fn resources(
+    graph: &LayerGraph,
+    machine: &Machine,
+    partition: &Partition,
+    placement: Option<&Placement>,
+) -> Vec<Resource> {
+    let evaluation = Evaluation::placed(graph, partition, machine, placement);
+    let cards = evaluation.cards.iter().map(|card| Resource {
+        name: explain::card_name(&evaluation, card),
+        seconds: card.seconds,
+    });
+    let mut all: Vec<Resource> = cards.collect();
     for (stage, e) in evaluation.stages.iter().enumerate() {
         let place = explain::place(graph, e, stage);
         all.push(Resource {
@@ -134,20 +143,31 @@ fn runner_ups(
         most_replicas: if straight { 1 } else { request.cluster.devices },
         memory: memory_limit(&request.cluster),
     };
-    let mut near: Vec<(f64, Partition)> = neighbours(chosen)
+    let fabric = Fabric::new(&request.cluster);
+    let mut near: Vec<(f64, Partition, Option<Placement>)> = neighbours(chosen)
         .into_iter()
         .filter(|p| p.replicas.iter().all(|&r| r <= limits.most_replicas))
-        .filter(|p| search::miss(graph, machine, p, limits, "plan").is_none())
-        .map(|p| {
-            let evaluation = Evaluation::new(graph, &p, machine);
-            (evaluation.objective(request.formula, machine), p)
+        .filter_map(|p| {
+            let placement = match &fabric {
+                Some(fabric) => Some(servers::place(graph, machine, &p, fabric)?.placement),
+                None if search::miss(graph, machine, &p, limits, "plan").is_some() => return None,
+                None => None,
+            };
+            let evaluation = Evaluation::placed(graph, &p, machine, placement.as_ref());
+            Some((evaluation.objective(request.formula, machine), p, placement))
         })
         .collect();
     near.sort_by(|a, b| a.0.total_cmp(&b.0));
     near.truncate(MOST);
     near.into_iter()
-        .map(|(bottleneck_s, partition)| {
-            let judged = judge(graph, machine, &partition, limits.memory)?;
+        .map(|(bottleneck_s, partition, placement)| {
+            let judged = judge(
+                graph,
+                machine,
+                &partition,
+                placement.as_ref(),
+                limits.memory,
+            )?;
             let cuts = partition.stages[1..].iter();
             Ok(RunnerUp {
                 configuration: partition.configuration(),
@@ -209,26 +229,28 @@ fn what_if(
         free.scope = Scope::All;
     }
     let mut changes = Vec::new();
-    let mut more = free.clone();
-    more.cluster.devices += 1;
-    changes.push(("one more device", more));
-    if !free.cluster.local {
-        let mut faster = free.clone();
-        faster.cluster.bandwidth_bytes_per_s *= 2.0;
-        changes.push(("twice the bandwidth", faster));
+    let mut change = |what, cluster: Option<Cluster>| {
+        changes.extend(cluster.map(|cluster| {
+            let free = free.clone();
+            (what, Request { cluster, ..free })
+        }));
+    };
+    let cluster = &request.cluster;
+    change("one more device", cluster.with_devices(cluster.devices + 1));
+    if !cluster.local {
+        let faster = cluster.with_bandwidth(2.0 * cluster.bandwidth_bytes_per_s);
+        change("twice the bandwidth", Some(faster));
     }
-    if let Some(memory) = free.cluster.memory_bytes {
-        let mut larger = free.clone();
-        larger.cluster.memory_bytes = Some(memory.saturating_mul(2));
-        changes.push(("twice the memory", larger));
+    if let Some(memory) = cluster.memory_bytes {
+        let larger = cluster.with_memory(Some(memory.saturating_mul(2)));
+        change("twice the memory", Some(larger));
     }
     changes
         .into_iter()
         .map(|(change, request)| {
             let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
             let found = search::search(graph, &machine, &request)?;
-            let limit = memory_limit(&request.cluster);
-            let judged = judge(&found.graph, &machine, &found.partition, limit)?;
+            let judged = found.judge(&machine, memory_limit(&request.cluster))?;
             let samples = throughput(profile, judged.choice.prediction.period);
             Ok(WhatIf {
                 change,

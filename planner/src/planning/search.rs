@@ -1,8 +1,8 @@
 //! Asks a solver, checks its answer, and says what is proved.
 
-use super::{PlanningError, Request, Scope, hand, memory_limit};
+use super::{PlanningError, Request, Scope, hand, memory_limit, servers};
 use crate::cost::interval::SkipCount;
-use crate::cost::{Evaluation, Formula, Machine, Partition};
+use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::schedule::noam;
 use crate::solve::{self, Downsets, Limits, MOST_DOWNSETS, Problem, Solution, SolverError};
@@ -65,6 +65,8 @@ pub(super) struct Found {
     /// The layers in the order in which the partition's stages are runs of them.
     pub graph: LayerGraph,
     pub partition: Partition,
+    /// Where the replicas are, on a cluster of servers.
+    pub placement: Option<Placement>,
     /// No plan has a smaller bottleneck.
     pub lower_bound: f64,
     /// Whether this partition's bottleneck is that bound.
@@ -76,6 +78,9 @@ pub(super) fn search(
     machine: &Machine,
     request: &Request,
 ) -> Result<Found, PlanningError> {
+    if let Some(fabric) = Fabric::new(&request.cluster) {
+        return servers::search_servers(graph, machine, request, &fabric);
+    }
     let limits = Limits {
         devices: request.cluster.devices,
         most_replicas: match request.scope {
@@ -193,6 +198,7 @@ fn conclude(
     Found {
         graph,
         partition,
+        placement: None,
         proved: value <= lower_bound * (1.0 + 1e-9),
         // Rounding must not put the bound above what it bounds.
         lower_bound: lower_bound.min(value),
@@ -241,7 +247,7 @@ pub(super) fn miss(
 }
 
 /// A size as a flag takes it, rounded up so that giving it suffices.
-fn show_limit(bytes: f64) -> String {
+pub(super) fn show_limit(bytes: f64) -> String {
     let (unit, name) = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
         .into_iter()
         .find(|(unit, _)| bytes >= 10.0 * unit)
@@ -298,7 +304,7 @@ mod tests {
                     latency_s: 0.0,
                     local: false,
                     memory_bytes,
-                servers: Vec::new(),
+                    servers: Vec::new(),
                 },
                 solver: Solver::Dp,
                 formula: [

@@ -1,6 +1,7 @@
 //! Throughput over the number of workers: the plan against data parallel.
 
-use super::{PlanningError, Request, Scope, Solver, judge, memory_limit, search, throughput};
+use super::baselines::data_parallel_seconds;
+use super::{PlanningError, Request, Scope, Solver, memory_limit, search, throughput};
 use crate::cost::{Machine, data_parallel};
 use crate::graph::LayerGraph;
 use crate::profile::Profile;
@@ -33,20 +34,23 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
     let mut points = Vec::new();
     for devices in counts(request.cluster.devices) {
         let mut request = request.clone();
-        request.cluster.devices = devices;
+        let Some(cluster) = request.cluster.with_devices(devices) else {
+            continue;
+        };
+        request.cluster = cluster;
         request.solver = Solver::Dp;
         if let Scope::Given(_) = request.scope {
             request.scope = Scope::All;
         }
         let plan = match search::search(&graph, &machine, &request) {
             Ok(found) => {
-                let judged = judge(&found.graph, &machine, &found.partition, memory)?;
+                let judged = found.judge(&machine, memory)?;
                 Some(throughput(profile, judged.choice.prediction.period))
             }
             Err(PlanningError::Infeasible(_)) => None,
             Err(other) => return Err(other),
         };
-        let step = data_parallel::step_seconds(&graph, devices, &machine) / devices as f64;
+        let step = data_parallel_seconds(&graph, &machine, &request.cluster) / devices as f64;
         let fits = data_parallel::memory(&graph, devices) <= memory;
         points.push(Point {
             devices,

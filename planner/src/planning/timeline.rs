@@ -32,7 +32,8 @@ pub fn timeline(
 ) -> Result<Timeline, PlanningError> {
     let graph = planned_graph(profile, plan);
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-    let evaluation = Evaluation::new(&graph, &Partition::of(plan), &machine);
+    let (partition, placement) = (Partition::of(plan), plan.placement()?);
+    let evaluation = Evaluation::placed(&graph, &partition, &machine, placement.as_ref());
     let schedule = plan.schedule_for(minibatches)?;
     let (trace, spans) = record(&schedule, &evaluation, &machine).ok_or(SimulationError::Stuck)?;
     Ok(Timeline {

@@ -61,9 +61,7 @@ impl Ways {
         let server = |worker: usize| self.workers.get(worker).map(|&(server, _)| server);
         let (away, home) = (server(from), server(to));
         let link = |server: Option<usize>| server.map_or(self.link, |v| self.inner[v]);
-        let outside = away
-            .zip(home)
-            .filter(|(away, home)| away != home);
+        let outside = away.zip(home).filter(|(away, home)| away != home);
         let (free, per_byte, last) = match (part, outside) {
             (0, _) => (&mut self.out_free[from], link(away), false),
             (1, Some((away, _))) => (&mut self.card_out_free[away], self.card[away], false),

@@ -89,7 +89,12 @@ impl Downsets {
 }
 
 /// Sums of the layers in `until` and not in `before`, tensors counted as in [`IntervalTable::new`].
-pub(super) fn stage_sums(graph: &LayerGraph, before: &[bool], until: &[bool], skips: SkipCount) -> StageSums {
+pub(super) fn stage_sums(
+    graph: &LayerGraph,
+    before: &[bool],
+    until: &[bool],
+    skips: SkipCount,
+) -> StageSums {
     let mut sums = StageSums::default();
     for (i, layer) in graph.layers().enumerate() {
         if until[i] && !before[i] {

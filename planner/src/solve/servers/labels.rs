@@ -113,12 +113,7 @@ struct Run<'a, 'b> {
 }
 
 impl<'a, 'b> Run<'a, 'b> {
-    fn new(
-        search: &'a Search<'a>,
-        threshold: f64,
-        effort: Effort,
-        budget: &'b mut usize,
-    ) -> Self {
+    fn new(search: &'a Search<'a>, threshold: f64, effort: Effort, budget: &'b mut usize) -> Self {
         let slots = &search.fabric.slots;
         let largest = |of: &dyn Fn(usize) -> f64| (0..slots.len()).map(of).fold(0.0, f64::max);
         let mut run = Self {
@@ -138,12 +133,13 @@ impl<'a, 'b> Run<'a, 'b> {
         };
         let places = search.places.len();
         let pairs = (0..places).flat_map(|start| (0..places).map(move |end| (start, end)));
-        run.fewest = pairs.map(|(start, end)| run.fewest_replicas(start, end)).collect();
+        run.fewest = pairs
+            .map(|(start, end)| run.fewest_replicas(start, end))
+            .collect();
         run.needed[0] = Some(0);
         for end in 1..places {
-            let sums = (0..end).filter_map(|start| {
-                Some(run.needed[start]? + run.fewest[start * places + end]?)
-            });
+            let sums = (0..end)
+                .filter_map(|start| Some(run.needed[start]? + run.fewest[start * places + end]?));
             run.needed[end] = sums.min();
         }
         run
@@ -264,7 +260,9 @@ impl<'a, 'b> Run<'a, 'b> {
         let mut labels = std::mem::take(&mut self.at[place]);
         let fullest = |label: &Label| {
             let cards = label.cards.iter().zip(&self.search.fabric.cards);
-            cards.map(|(card, rate)| card.busier() / rate).fold(0.0, f64::max)
+            cards
+                .map(|(card, rate)| card.busier() / rate)
+                .fold(0.0, f64::max)
         };
         let all = |label: &Label| {
             let cards = label.cards.iter().zip(&self.search.fabric.cards);
@@ -407,7 +405,14 @@ impl<'a, 'b> Run<'a, 'b> {
         tried
     }
 
-    fn place(&mut self, label: usize, start: usize, replicas: usize, sums: &StageSums, flows: &[Flow]) {
+    fn place(
+        &mut self,
+        label: usize,
+        start: usize,
+        replicas: usize,
+        sums: &StageSums,
+        flows: &[Flow],
+    ) {
         let free = self.labels[label].free.clone();
         let mut ways: Vec<Vec<usize>> = Vec::new();
         let all = spread::every(&free, replicas, self.effort.ways, &mut |counts| {

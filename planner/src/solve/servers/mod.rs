@@ -102,8 +102,10 @@ pub fn solve(
     let mut proved = bound;
     let mut complete = true;
     while complete && best.bottleneck > proved * (1.0 + 1e-9) {
-        let Answer { stages, complete: all } =
-            search.decide(best.bottleneck * (1.0 - ROUNDING), THOROUGH, &mut left);
+        let Answer {
+            stages,
+            complete: all,
+        } = search.decide(best.bottleneck * (1.0 - ROUNDING), THOROUGH, &mut left);
         complete = all;
         match stages {
             Some(stages) => best = evaluate(&stages),
@@ -207,7 +209,13 @@ mod tests {
     }
 
     impl Brute<'_> {
-        fn visit(&mut self, set: usize, order: &[usize], partition: &Partition, counts: &[Vec<usize>]) {
+        fn visit(
+            &mut self,
+            set: usize,
+            order: &[usize],
+            partition: &Partition,
+            counts: &[Vec<usize>],
+        ) {
             if set == self.sets.len() - 1 {
                 self.judge(order, partition, counts);
                 return;
@@ -222,7 +230,8 @@ mod tests {
                 order.extend((0..until.len()).filter(|&layer| until[layer] && !before[layer]));
                 let free: Vec<usize> = (0..self.fabric.slots.len())
                     .map(|slot| {
-                        self.fabric.slots[slot].count - counts.iter().map(|c| c[slot]).sum::<usize>()
+                        self.fabric.slots[slot].count
+                            - counts.iter().map(|c| c[slot]).sum::<usize>()
                     })
                     .collect();
                 for replicas in 1..=free.iter().sum::<usize>().min(self.most_replicas) {
@@ -248,9 +257,11 @@ mod tests {
             let graph = self.graph.reordered(order);
             let evaluation = Evaluation::placed(&graph, partition, self.machine, Some(&placement));
             let depths = crate::schedule::noam(&partition.replicas);
-            let fits = evaluation.stages.iter().zip(depths).all(|(s, depth)| {
-                s.sums.memory(s.replicas, depth, 0) <= s.worst.memory
-            });
+            let fits = evaluation
+                .stages
+                .iter()
+                .zip(depths)
+                .all(|(s, depth)| s.sums.memory(s.replicas, depth, 0) <= s.worst.memory);
             if !fits {
                 return;
             }
@@ -296,21 +307,30 @@ mod tests {
 
     fn clusters() -> impl Strategy<Value = Cluster> {
         let kind = (1usize..3, 0usize..4, proptest::option::of(600u64..3000));
-        let server = (proptest::collection::vec(kind, 1..3), 0usize..3, any::<bool>());
+        let server = (
+            proptest::collection::vec(kind, 1..3),
+            0usize..3,
+            any::<bool>(),
+        );
         proptest::collection::vec(server, 1..4).prop_filter_map("at most 5 devices", |servers| {
-            let servers = servers.into_iter().enumerate().map(|(number, (kinds, card, fast))| {
-                let devices = kinds.into_iter().map(|(count, speed, memory_bytes)| Devices {
-                    count,
-                    speed: [1.0, 1.0, 0.5, 2.0][speed],
-                    memory_bytes,
+            let servers = servers
+                .into_iter()
+                .enumerate()
+                .map(|(number, (kinds, card, fast))| {
+                    let devices = kinds
+                        .into_iter()
+                        .map(|(count, speed, memory_bytes)| Devices {
+                            count,
+                            speed: [1.0, 1.0, 0.5, 2.0][speed],
+                            memory_bytes,
+                        });
+                    Server {
+                        name: number.to_string(),
+                        bandwidth_bytes_per_s: [3e3, 1e4, 1e6][card],
+                        inner_bandwidth_bytes_per_s: if fast { 1e6 } else { 2e4 },
+                        devices: devices.collect(),
+                    }
                 });
-                Server {
-                    name: number.to_string(),
-                    bandwidth_bytes_per_s: [3e3, 1e4, 1e6][card],
-                    inner_bandwidth_bytes_per_s: if fast { 1e6 } else { 2e4 },
-                    devices: devices.collect(),
-                }
-            });
             let cluster = Cluster::of_servers(servers.collect(), 0.0).ok()?;
             (cluster.devices <= 5).then_some(cluster)
         })

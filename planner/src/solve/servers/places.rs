@@ -33,7 +33,8 @@ impl Places {
         let table = IntervalTable::of_places(sets.len(), |start, end| {
             let (before, until) = (&sets[start], &sets[end]);
             let within = before.iter().zip(until).all(|(&b, &u)| u || !b);
-            within.then(|| crate::solve::downsets::stage_sums(graph, before, until, SkipCount::Once))
+            within
+                .then(|| crate::solve::downsets::stage_sums(graph, before, until, SkipCount::Once))
         });
         let crossings = sets.iter().map(|set| crossings(graph, set)).collect();
         Self {
@@ -84,7 +85,12 @@ impl Places {
 fn crossings(graph: &LayerGraph, set: &[bool]) -> Vec<Crossing> {
     let inside = graph.tensors().iter().filter(|t| set[t.producer]);
     let crossing = inside.filter_map(|tensor| {
-        let readers: Vec<usize> = tensor.readers.iter().copied().filter(|&r| !set[r]).collect();
+        let readers: Vec<usize> = tensor
+            .readers
+            .iter()
+            .copied()
+            .filter(|&r| !set[r])
+            .collect();
         (!readers.is_empty()).then(|| Crossing {
             producer: tensor.producer,
             readers,
@@ -142,7 +148,12 @@ mod tests {
         let cuts = thin_cuts(&graph, &[6], 20);
         assert!(cuts.len() <= 20 && cuts.contains(&6));
         assert_eq!((cuts[0], cuts[cuts.len() - 1]), (0, 100));
-        assert!(cuts[1..cuts.len() - 1].iter().all(|&c| c == 6 || c % 4 == 0), "{cuts:?}");
+        assert!(
+            cuts[1..cuts.len() - 1]
+                .iter()
+                .all(|&c| c == 6 || c % 4 == 0),
+            "{cuts:?}"
+        );
         let few = LayerGraph::new(&testing::chain(&[1.0; 3], &[0; 3], &[1; 2]));
         assert_eq!(thin_cuts(&few, &[], 20), [0, 1, 2, 3]);
     }

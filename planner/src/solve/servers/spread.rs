@@ -1,7 +1,12 @@
 //! Ways to put the replicas of a stage on what is free.
 
 /// Calls `visit` with every way to put `replicas` on `free` devices of each slot. False if there are more than `most`.
-pub fn every(free: &[usize], replicas: usize, most: usize, visit: &mut impl FnMut(&[usize])) -> bool {
+pub fn every(
+    free: &[usize],
+    replicas: usize,
+    most: usize,
+    visit: &mut impl FnMut(&[usize]),
+) -> bool {
     if ways(free, replicas, most).is_none() {
         return false;
     }

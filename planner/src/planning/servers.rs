@@ -1,0 +1,270 @@
+//! The search on clusters of servers, and what stands in for it.
+
+use std::collections::HashMap;
+
+use super::search::{Found, Infeasible, search, show_limit};
+use super::{PlanningError, Request, Scope, hand};
+use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
+use crate::graph::LayerGraph;
+use crate::plan::Cluster;
+use crate::schedule::noam;
+use crate::solve::Downsets;
+use crate::solve::servers::{self, Places, Rules, thin_cuts};
+
+/// So many places are searched at most; all pairs of them are tried.
+const MOST_PLACES: usize = 64;
+
+/// The best plan on the servers.
+pub(super) fn search_servers(
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    fabric: &Fabric,
+) -> Result<Found, PlanningError> {
+    if request.formula != Formula::Ours {
+        return packed(graph, machine, request, fabric);
+    }
+    let relaxed = relaxation(graph, machine, request, fabric)?;
+    let devices = request.cluster.devices;
+    let most_replicas = match request.scope {
+        Scope::Straight => 1,
+        Scope::All | Scope::Given(_) => devices,
+    };
+    if let Scope::Given(specs) = &request.scope {
+        let partition = hand::partition(graph, specs, devices)?;
+        let found = place(graph, machine, &partition, fabric);
+        let Some(placed) = found else {
+            return Err(nearest(graph, machine, request, fabric, &partition).into());
+        };
+        return Ok(conclude(placed, relaxed.lower_bound));
+    }
+    let rules = Rules {
+        most_replicas,
+        given: None,
+    };
+    let solve = |graph: &LayerGraph, places: &Places| {
+        servers::solve(graph, places, fabric, machine, rules, relaxed.lower_bound)
+    };
+    if let Some(downsets) = Downsets::new(graph, MOST_PLACES) {
+        // Every plan is a chain of these: what is proved of them is proved of all.
+        let places = Places::new(graph, downsets.sets().to_vec());
+        return match solve(graph, &places) {
+            Some(placed) => {
+                let bound = placed.lower_bound.max(relaxed.lower_bound);
+                Ok(conclude(placed, bound))
+            }
+            None => {
+                Err(nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into())
+            }
+        };
+    }
+    let ends = |partition: &Partition| -> Vec<usize> {
+        partition.stages.iter().map(|stage| stage.end).collect()
+    };
+    let mut orders = vec![(&relaxed.graph, ends(&relaxed.partition))];
+    if !same_order(graph, &relaxed.graph) {
+        orders.push((graph, Vec::new()));
+    }
+    let found = orders.into_iter().filter_map(|(graph, wanted)| {
+        let cuts = thin_cuts(graph, &wanted, MOST_PLACES);
+        let placed = solve(graph, &Places::of_cuts(graph, &cuts))?;
+        Some(settle(placed, machine))
+    });
+    let best = found.min_by(|a, b| a.bottleneck.total_cmp(&b.bottleneck));
+    match best {
+        Some(placed) => Ok(conclude(placed, relaxed.lower_bound)),
+        None => Err(nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into()),
+    }
+}
+
+/// The best places for the replicas of a partition; none if they do not fit.
+pub(super) fn place(
+    graph: &LayerGraph,
+    machine: &Machine,
+    partition: &Partition,
+    fabric: &Fabric,
+) -> Option<servers::Placed> {
+    let ends = partition.stages.iter().map(|stage| stage.end);
+    let cuts: Vec<usize> = std::iter::once(0).chain(ends).collect();
+    let rules = Rules {
+        most_replicas: partition.workers(),
+        given: Some(&partition.replicas),
+    };
+    let places = Places::of_cuts(graph, &cuts);
+    servers::solve(graph, &places, fabric, machine, rules, 0.0)
+}
+
+/// The plan for devices that are all like the best ones and share no network card: none on the servers is faster.
+fn relaxation(
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    fabric: &Fabric,
+) -> Result<Found, PlanningError> {
+    let slots = &fabric.slots;
+    let fastest = slots.iter().map(|s| s.speed).fold(0.0, f64::max);
+    let memory = slots.iter().map(|s| s.memory).fold(0.0, f64::max);
+    let bandwidth = fabric.inner.iter().copied().fold(0.0, f64::max);
+    let cluster = Cluster {
+        memory_bytes: (memory < f64::INFINITY).then_some(memory as u64),
+        latency_s: request.cluster.latency_s,
+        ..Cluster::flat(request.cluster.devices, bandwidth)
+    };
+    let mut flat = Request {
+        cluster,
+        ..request.clone()
+    };
+    if let Scope::Given(_) = flat.scope {
+        flat.scope = Scope::All;
+    }
+    let machine = Machine {
+        bandwidth,
+        message_s_per_byte: machine.message_s_per_byte / fastest,
+        reduce_s_per_byte: machine.reduce_s_per_byte / fastest,
+        ..*machine
+    };
+    let mut found = search(&graph.at_speed(fastest), &machine, &flat)?;
+    let place: HashMap<&str, usize> = (0..graph.len())
+        .map(|layer| (graph.layer(layer).name.as_str(), layer))
+        .collect();
+    let order: Vec<usize> = found
+        .graph
+        .layers()
+        .map(|l| place[l.name.as_str()])
+        .collect();
+    found.graph = graph.reordered(&order);
+    Ok(found)
+}
+
+/// Under the formula of another planner, which knows neither servers nor their network cards: its own plan for devices
+/// alike, each on a link as fast as the slowest card, packed onto the servers one stage behind the other.
+fn packed(
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    fabric: &Fabric,
+) -> Result<Found, PlanningError> {
+    let mut flat = request.clone();
+    flat.cluster.servers.clear();
+    let mut found = search(graph, machine, &flat)?;
+    found.placement = Some(pack(&found.partition, fabric));
+    Ok(found)
+}
+
+/// Stages one behind the other over the devices.
+pub(super) fn pack(partition: &Partition, fabric: &Fabric) -> Placement {
+    let mut free: Vec<usize> = fabric.slots.iter().map(|slot| slot.count).collect();
+    let counts = partition.replicas.iter().map(|&replicas| {
+        let mut left = replicas;
+        let counts = free.iter_mut().map(|free| {
+            let taken = left.min(*free);
+            *free -= taken;
+            left -= taken;
+            taken
+        });
+        counts.collect()
+    });
+    Placement {
+        counts: counts.collect(),
+        fabric: fabric.clone(),
+    }
+}
+
+fn same_order(a: &LayerGraph, b: &LayerGraph) -> bool {
+    a.layers().zip(b.layers()).all(|(a, b)| a.name == b.name)
+}
+
+/// Moves each boundary to where the bottleneck is least, over all layers and not only the places that were searched.
+fn settle(mut placed: servers::Placed, machine: &Machine) -> servers::Placed {
+    let evaluate = |graph: &LayerGraph, partition: &Partition, placement: &Placement| {
+        let evaluation = Evaluation::placed(graph, partition, machine, Some(placement));
+        let depths = noam(&partition.replicas);
+        let fits = evaluation
+            .stages
+            .iter()
+            .zip(depths)
+            .all(|(s, depth)| s.sums.memory(s.replicas, depth, 0) <= s.worst.memory);
+        fits.then_some(evaluation.bottleneck)
+    };
+    // Each round is work for every layer; a few settle it.
+    for _ in 0..3 {
+        let before = placed.bottleneck;
+        for boundary in 1..placed.partition.stages.len() {
+            let (first, last) = (
+                placed.partition.stages[boundary - 1].start + 1,
+                placed.partition.stages[boundary].end,
+            );
+            for cut in first..last {
+                let mut other = placed.partition.clone();
+                other.stages[boundary - 1].end = cut;
+                other.stages[boundary].start = cut;
+                let value = evaluate(&placed.graph, &other, &placed.placement);
+                if let Some(value) = value
+                    && value < placed.bottleneck * (1.0 - 1e-9)
+                {
+                    placed.partition = other;
+                    placed.bottleneck = value;
+                }
+            }
+        }
+        if placed.bottleneck >= before {
+            break;
+        }
+    }
+    placed
+}
+
+fn conclude(placed: servers::Placed, lower_bound: f64) -> Found {
+    Found {
+        proved: placed.bottleneck <= lower_bound * (1.0 + 1e-9),
+        lower_bound: lower_bound.min(placed.bottleneck),
+        graph: placed.graph,
+        partition: placed.partition,
+        placement: Some(placed.placement),
+    }
+}
+
+/// The worker that misses its memory by most when the stages are packed onto the servers.
+fn nearest(
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    fabric: &Fabric,
+    partition: &Partition,
+) -> Infeasible {
+    let mut unlimited = fabric.clone();
+    for slot in &mut unlimited.slots {
+        slot.memory = f64::INFINITY;
+    }
+    let placement = place(graph, machine, partition, &unlimited)
+        .map_or_else(|| pack(partition, &unlimited), |placed| placed.placement);
+    let placement = Placement {
+        fabric: fabric.clone(),
+        ..placement
+    };
+    let evaluation = Evaluation::placed(graph, partition, machine, Some(&placement));
+    let needs = evaluation.stages.iter().zip(noam(&partition.replicas));
+    let needs =
+        needs.map(|(s, depth)| (s.sums.memory(s.replicas, depth, 0), s.worst.memory, depth));
+    let worst = needs.enumerate().max_by(|(_, a), (_, b)| {
+        let over = |(needed, limit, _): &(f64, f64, usize)| needed / limit;
+        over(a).total_cmp(&over(b))
+    });
+    let (stage, (needed, limit, depth)) = worst.unwrap_or((0, (0.0, 0.0, 1)));
+    let layers = partition.stages[stage].clone();
+    Infeasible {
+        what: match request.scope {
+            Scope::All => "plan",
+            Scope::Straight => "straight pipeline",
+            Scope::Given(_) => "plan with these stages",
+        },
+        limit: show_limit(limit),
+        devices: request.cluster.devices,
+        needed: show_limit(needed),
+        stage,
+        first: graph.layer(layers.start).name.clone(),
+        last: graph.layer(layers.end - 1).name.clone(),
+        replicas: partition.replicas[stage],
+        depth,
+    }
+}
