@@ -106,6 +106,34 @@ impl Fabric {
         (slot.server == server).then_some(first + kind)
     }
 
+    /// The slots of each server.
+    #[must_use]
+    pub fn slots_of_servers(&self) -> Vec<Range<usize>> {
+        let slots = |server| {
+            let first = self.slots.partition_point(|slot| slot.server < server);
+            first..self.slots.partition_point(|slot| slot.server <= server)
+        };
+        (0..self.servers()).map(slots).collect()
+    }
+
+    /// For each server the first one that has the same devices, links and card.
+    #[must_use]
+    pub fn classes(&self) -> Vec<usize> {
+        let slots = self.slots_of_servers();
+        let kinds = |server: usize| {
+            let slots = self.slots[slots[server].clone()].iter();
+            slots.map(|slot| (slot.count, slot.speed, slot.memory))
+        };
+        let alike = |a: usize, b: usize| {
+            self.cards[a] == self.cards[b]
+                && self.inner[a] == self.inner[b]
+                && kinds(a).eq(kinds(b))
+        };
+        let first = |server| (0..server).find(|&other| alike(other, server));
+        let classes = (0..self.servers()).map(|server| first(server).unwrap_or(server));
+        classes.collect()
+    }
+
     /// Replicas in each server, from those on each slot.
     #[must_use]
     pub fn by_server(&self, counts: &[usize]) -> Vec<usize> {
@@ -237,7 +265,8 @@ impl Placement {
         }
         for link in links {
             let bytes = (link.activations, link.gradients);
-            add_link(&mut cards, &stages[link.from], &stages[link.to], bytes);
+            let (from, to) = (&stages[link.from], &stages[link.to]);
+            add_link(&mut cards, from, to, bytes, Meetings::RoundRobin);
         }
         let loads = cards.into_iter().zip(&self.fabric.cards).enumerate();
         loads
@@ -292,22 +321,35 @@ pub fn add_ring(cards: &mut [CardBytes], servers: &[usize], parameters: f64) {
     }
 }
 
+/// How the minibatches that stay within a server are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meetings {
+    /// Round robin, replicas numbered server by server.
+    RoundRobin,
+    /// As many as the replicas there can serve at all: never fewer, whatever the order of the servers.
+    AtMost,
+}
+
 /// Adds activations from a stage to another, and gradients back, each stage with these replicas in each server.
 pub fn add_link(
     cards: &mut [CardBytes],
     from: &[usize],
     to: &[usize],
     (activations, gradients): (f64, f64),
+    meetings: Meetings,
 ) {
     let (all_from, all_to) = (from.iter().sum(), to.iter().sum());
     let (mut first_from, mut first_to) = (0, 0);
     for (card, (&here, &there)) in cards.iter_mut().zip(from.iter().zip(to)) {
-        let both = together(
-            (all_from, first_from..first_from + here),
-            (all_to, first_to..first_to + there),
-        );
-        let leaving = here as f64 / all_from as f64 - both;
-        let reaching = there as f64 / all_to as f64 - both;
+        let (own, other) = (here as f64 / all_from as f64, there as f64 / all_to as f64);
+        let both = match meetings {
+            Meetings::RoundRobin => together(
+                (all_from, first_from..first_from + here),
+                (all_to, first_to..first_to + there),
+            ),
+            Meetings::AtMost => own.min(other),
+        };
+        let (leaving, reaching) = (own - both, other - both);
         card.add(CardBytes {
             out: leaving * activations + reaching * gradients,
             into: reaching * activations + leaving * gradients,
@@ -360,7 +402,9 @@ mod tests {
             let (a, b) = (server_of(from), server_of(to));
             prop_assume!(!a.is_empty() && !b.is_empty());
             let mut cards = vec![CardBytes::default(); servers];
-            add_link(&mut cards, from, to, (1.0, 10.0));
+            add_link(&mut cards, from, to, (1.0, 10.0), Meetings::RoundRobin);
+            let mut least = vec![CardBytes::default(); servers];
+            add_link(&mut least, from, to, (1.0, 10.0), Meetings::AtMost);
             let mut counted = vec![CardBytes::default(); servers];
             let rounds = a.len() * b.len();
             for m in 0..rounds {
@@ -374,6 +418,9 @@ mod tests {
             for (card, truth) in cards.iter().zip(&counted) {
                 prop_assert!((card.out - truth.out).abs() < 1e-9);
                 prop_assert!((card.into - truth.into).abs() < 1e-9);
+            }
+            for (least, truth) in least.iter().zip(&counted) {
+                prop_assert!(least.out < truth.out + 1e-9 && least.into < truth.into + 1e-9);
             }
         }
     }

@@ -5,11 +5,11 @@
 //! the same devices, one is dropped if the other uses no device more and loads no card more: whatever can stand before
 //! the one can stand before the other, a stage's depth, and so its memory, growing with the devices behind it.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
 use super::places::Places;
 use super::spread;
-use crate::cost::placement::{CardBytes, add_link, add_ring};
+use crate::cost::placement::{CardBytes, Meetings, add_link, add_ring};
 use crate::cost::{Fabric, Machine, StageSums};
 
 /// What is searched.
@@ -33,8 +33,23 @@ pub struct Effort {
     pub labels: usize,
     /// Stages with at most so many ways to put their replicas on devices try all of them; 0 tries only some.
     pub ways: usize,
-    /// Replicas above the fewest that a stage tries; the rest is tried in steps.
+    /// Numbers of replicas that a stage tries from the fewest on; of the rest only a few.
     pub replicas: usize,
+    /// Whether of servers that are alike so far all are tried, or one for all.
+    pub servers: Servers,
+}
+
+/// What is taken for the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Servers {
+    /// Every server is one of its own.
+    Each,
+    /// Servers alike, with the same on them, are tried in one order: that leaves out plans, since the order of servers
+    /// numbers the replicas and so decides which of them meet.
+    InOneOrder,
+    /// The same, and replicas are taken to meet as often as they can in any order ([`Meetings::AtMost`]): that leaves
+    /// out nothing, but what is found need not be as good.
+    Relaxed,
 }
 
 /// A stage of a plan that was found.
@@ -57,25 +72,28 @@ pub struct Answer {
     pub complete: bool,
 }
 
+/// A place may use up so many times its part of the budget.
+const SHARES: usize = 4;
+
 /// The end of a pipeline.
-struct Label {
+pub(super) struct Label {
     /// Place that it begins at.
     start: usize,
     /// The label of the stages behind its first one, and the place at which that one ends.
     behind: Option<usize>,
     end: usize,
     /// Replicas of its first stage on each slot, and in each server.
-    counts: Vec<usize>,
+    pub(super) counts: Vec<usize>,
     servers: Vec<usize>,
     /// Devices of each slot that are left.
-    free: Vec<usize>,
+    pub(super) free: Vec<usize>,
     /// Devices that are used.
-    devices: usize,
-    stages: usize,
+    pub(super) devices: usize,
+    pub(super) stages: usize,
     /// Bytes of the fullest worker.
     memory: f64,
     /// What each server's card carries so far.
-    cards: Vec<CardBytes>,
+    pub(super) cards: Vec<CardBytes>,
 }
 
 /// A later stage that reads from the one that is tried, and what it gets and returns.
@@ -92,24 +110,27 @@ impl Search<'_> {
     }
 }
 
-struct Run<'a, 'b> {
-    search: &'a Search<'a>,
+pub(super) struct Run<'a, 'b> {
+    pub(super) search: &'a Search<'a>,
     threshold: f64,
-    effort: Effort,
-    budget: &'b mut usize,
-    complete: bool,
+    pub(super) effort: Effort,
+    pub(super) budget: &'b mut usize,
+    pub(super) complete: bool,
     fastest: f64,
     largest_memory: f64,
     fastest_link: f64,
-    all: Vec<usize>,
+    pub(super) all: Vec<usize>,
+    /// Slots of each server, and the first server that is like it.
+    pub(super) slots_of: Vec<Range<usize>>,
+    pub(super) class_of: Vec<usize>,
     /// Fewest replicas of the stage from each place to each later one, row by row, even on the fastest devices and
     /// links; none if no number suffices.
     fewest: Vec<Option<usize>>,
     /// Devices that the layers of each place need at least; none if no number suffices.
     needed: Vec<Option<usize>>,
-    labels: Vec<Label>,
+    pub(super) labels: Vec<Label>,
     /// Labels that begin at each place.
-    at: Vec<Vec<usize>>,
+    pub(super) at: Vec<Vec<usize>>,
 }
 
 impl<'a, 'b> Run<'a, 'b> {
@@ -126,11 +147,19 @@ impl<'a, 'b> Run<'a, 'b> {
             largest_memory: largest(&|slot| slots[slot].memory),
             fastest_link: largest(&|slot| search.fabric.inner[slots[slot].server]),
             all: slots.iter().map(|slot| slot.count).collect(),
+            slots_of: search.fabric.slots_of_servers(),
+            class_of: search.fabric.classes(),
             fewest: Vec::new(),
             needed: vec![None; search.places.len()],
             labels: Vec::new(),
             at: vec![Vec::new(); search.places.len()],
         };
+        let alike = run
+            .class_of
+            .iter()
+            .enumerate()
+            .any(|(v, &class)| v != class);
+        run.complete = effort.servers != Servers::InOneOrder || !alike;
         let places = search.places.len();
         let pairs = (0..places).flat_map(|start| (0..places).map(move |end| (start, end)));
         run.fewest = pairs
@@ -200,10 +229,14 @@ impl<'a, 'b> Run<'a, 'b> {
         });
         self.at[last].push(0);
         for place in (1..=last).rev() {
-            let kept = self.undominated(place);
-            for label in kept {
-                self.grow(label);
+            // A place may use up what it needs, but not leave the ones before it without anything.
+            let own = SHARES * self.budget.div_ceil(place);
+            let later = self.budget.saturating_sub(own);
+            *self.budget -= later;
+            for (label, receivers) in self.undominated(place) {
+                self.grow(label, &receivers);
             }
+            *self.budget += later;
         }
         let best = self.at[0].iter().copied().min_by(|&a, &b| {
             let (a, b) = (&self.labels[a], &self.labels[b]);
@@ -213,6 +246,13 @@ impl<'a, 'b> Run<'a, 'b> {
         Answer {
             stages: best.map(|best| self.stages(best)),
             complete: self.complete,
+        }
+    }
+
+    fn meetings(&self) -> Meetings {
+        match self.effort.servers {
+            Servers::Relaxed => Meetings::AtMost,
+            Servers::Each | Servers::InOneOrder => Meetings::RoundRobin,
         }
     }
 
@@ -243,7 +283,7 @@ impl<'a, 'b> Run<'a, 'b> {
     }
 
     /// Labels of the stages that read each tensor leaving the place that the label begins at.
-    fn receivers(&self, label: usize) -> Vec<Vec<usize>> {
+    pub(super) fn receivers(&self, label: usize) -> Vec<Vec<usize>> {
         let crossings = self.search.places.crossings(self.labels[label].start);
         let receivers = crossings.iter().map(|crossing| {
             let readers = crossing.readers.iter();
@@ -255,68 +295,16 @@ impl<'a, 'b> Run<'a, 'b> {
         receivers.collect()
     }
 
-    /// Labels at the place without those that another one is no worse than, the most promising first.
-    fn undominated(&mut self, place: usize) -> Vec<usize> {
-        let mut labels = std::mem::take(&mut self.at[place]);
-        let fullest = |label: &Label| {
-            let cards = label.cards.iter().zip(&self.search.fabric.cards);
-            cards
-                .map(|(card, rate)| card.busier() / rate)
-                .fold(0.0, f64::max)
-        };
-        let all = |label: &Label| {
-            let cards = label.cards.iter().zip(&self.search.fabric.cards);
-            cards.map(|(card, rate)| card.busier() / rate).sum::<f64>()
-        };
-        let key = |&label: &usize| {
-            let label = &self.labels[label];
-            (label.devices, label.stages, fullest(label), all(label))
-        };
-        let mut keys: Vec<_> = labels.iter().map(|label| (key(label), *label)).collect();
-        keys.sort_by(|(a, _), (b, _)| {
-            let sizes = (a.0, a.1).cmp(&(b.0, b.1));
-            sizes.then(a.2.total_cmp(&b.2)).then(a.3.total_cmp(&b.3))
-        });
-        labels.clear();
-        labels.extend(keys.into_iter().map(|(_, label)| label));
-        // Labels that send to the same replicas, by who reads which tensor.
-        let mut alike: HashMap<Vec<&[usize]>, Vec<usize>> = HashMap::new();
-        let mut kept = Vec::new();
-        let mut all_kept = true;
-        for &label in &labels {
-            let mut sends: Vec<&[usize]> = Vec::new();
-            for stages in self.receivers(label) {
-                sends.push(&[]);
-                sends.extend(stages.iter().map(|&s| self.labels[s].counts.as_slice()));
-            }
-            let others = alike.entry(sends).or_default();
-            let new = &self.labels[label];
-            let dominated = others.iter().any(|&other| {
-                let other = &self.labels[other];
-                let no_more = |(a, b): (&CardBytes, &CardBytes)| a.out <= b.out && a.into <= b.into;
-                other.free.iter().zip(&new.free).all(|(a, b)| a >= b)
-                    && other.cards.iter().zip(&new.cards).all(no_more)
-            });
-            if dominated {
-                continue;
-            }
-            if kept.len() == self.effort.labels {
-                all_kept = false;
-                break;
-            }
-            others.push(label);
-            kept.push(label);
-        }
-        self.complete &= all_kept;
-        kept
-    }
-
     /// Puts every possible stage before the label.
-    fn grow(&mut self, label: usize) {
+    fn grow(&mut self, label: usize, receivers: &[Vec<usize>]) {
         let end = self.labels[label].start;
-        let receivers = self.receivers(label);
+        let limits = self.no_more_than(label, receivers);
         let free: usize = self.labels[label].free.iter().sum();
         for start in (0..end).rev() {
+            if *self.budget == 0 {
+                self.complete = false;
+                return;
+            }
             let (Some(sums), Some(before)) =
                 (self.search.places.sums(start, end), self.needed[start])
             else {
@@ -329,9 +317,9 @@ impl<'a, 'b> Run<'a, 'b> {
                 continue;
             };
             let mut sums = *sums;
-            let flows = self.flows(label, start, &receivers, &mut sums);
+            let flows = self.flows(label, start, receivers, &mut sums);
             for replicas in self.replicas_to_try(label, fewest, most, &sums) {
-                self.place(label, start, replicas, &sums, &flows);
+                self.place((label, start, &limits), replicas, &sums, &flows);
             }
         }
     }
@@ -405,20 +393,22 @@ impl<'a, 'b> Run<'a, 'b> {
         tried
     }
 
+    /// Puts a stage with these replicas before the label, on all the devices that are tried.
     fn place(
         &mut self,
-        label: usize,
-        start: usize,
+        (label, start, limits): (usize, usize, &[Option<usize>]),
         replicas: usize,
         sums: &StageSums,
         flows: &[Flow],
     ) {
         let free = self.labels[label].free.clone();
         let mut ways: Vec<Vec<usize>> = Vec::new();
-        let all = spread::every(&free, replicas, self.effort.ways, &mut |counts| {
-            ways.push(counts.to_vec());
-        });
-        if !all {
+        if *self.budget == 0 {
+            self.complete = false;
+            return;
+        }
+        let mut visit = |counts: &[usize]| ways.push(counts.to_vec());
+        if !spread::every(&free, limits, replicas, self.effort.ways, &mut visit) {
             self.complete = false;
             let reader = flows.iter().max_by(|a, b| {
                 let bytes = |f: &Flow| f.activations + f.gradients;
@@ -463,7 +453,8 @@ impl<'a, 'b> Run<'a, 'b> {
         add_ring(&mut cards, &servers, sums.parameters);
         for flow in flows {
             let to = &self.labels[flow.label].servers;
-            add_link(&mut cards, &servers, to, (flow.activations, flow.gradients));
+            let bytes = (flow.activations, flow.gradients);
+            add_link(&mut cards, &servers, to, bytes, self.meetings());
         }
         let within = |(card, rate): (&CardBytes, &f64)| card.busier() / rate <= self.threshold;
         if !cards.iter().zip(&fabric.cards).all(within) {

@@ -5,13 +5,14 @@
 //! as a fixed amount of work goes. What that proves is said: if nothing was left out below the plan that was found, it
 //! is optimal; else the largest bottleneck below which nothing was left out is a bound.
 
+mod dominance;
 mod labels;
 mod places;
 mod spread;
 
 use std::ops::Range;
 
-use labels::{Answer, Effort, PlacedStage, Search};
+use labels::{Effort, PlacedStage, Search, Servers};
 pub use places::{Places, thin_cuts};
 
 use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
@@ -41,23 +42,26 @@ pub struct Placed {
     pub lower_bound: f64,
 }
 
-/// Placements of stages that are tried with some of the ways to place them, and with all.
-const SOME: usize = 300_000;
-const ALL: usize = 1_500_000;
-
 /// Loads that differ by less, relative to their size, are taken for the same.
 const ROUNDING: f64 = 1e-10;
+
+/// Placements of stages that one quick search tries at most, that all thorough ones do, and that are tried for a bound.
+const QUICK: usize = 60_000;
+const THOROUGH: usize = 150_000;
+const PROOF: usize = 250_000;
 
 const FAST: Effort = Effort {
     labels: 24,
     ways: 0,
     replicas: 2,
+    servers: Servers::InOneOrder,
 };
 
-const THOROUGH: Effort = Effort {
+const ALL: Effort = Effort {
     labels: 2_000,
     ways: 2_000,
     replicas: usize::MAX,
+    servers: Servers::Each,
 };
 
 /// The best plan that is found between the places; none if none fits the memory of the devices.
@@ -80,12 +84,15 @@ pub fn solve(
         given: rules.given,
     };
     let evaluate = |stages: &[PlacedStage]| unfold(graph, places, fabric, machine, stages);
-    let mut left = ALL;
-    let mut some = SOME;
-    let first = search.decide(f64::INFINITY, FAST, &mut some);
-    let first = match first.stages {
+    let quick = |threshold| search.decide(threshold, FAST, &mut QUICK.clone()).stages;
+    let one_order = Effort {
+        servers: Servers::InOneOrder,
+        ..ALL
+    };
+    let mut left = THOROUGH;
+    let first = match quick(f64::INFINITY) {
         Some(stages) => stages,
-        None => search.decide(f64::INFINITY, THOROUGH, &mut left).stages?,
+        None => search.decide(f64::INFINITY, ALL, &mut left).stages?,
     };
     let mut best = evaluate(&first);
     let mut low = bound;
@@ -94,53 +101,32 @@ pub fn solve(
             break;
         }
         let middle = f64::midpoint(low, best.bottleneck);
-        match search.decide(middle, FAST, &mut SOME.clone()).stages {
+        match quick(middle) {
             Some(stages) => best = evaluate(&stages),
             None => low = middle,
         }
     }
     let mut proved = bound;
-    let mut complete = true;
-    while complete && best.bottleneck > proved * (1.0 + 1e-9) {
-        let Answer {
-            stages,
-            complete: all,
-        } = search.decide(best.bottleneck * (1.0 - ROUNDING), THOROUGH, &mut left);
-        complete = all;
-        match stages {
-            Some(stages) => best = evaluate(&stages),
-            None if all => proved = best.bottleneck,
-            None => {}
+    // Few servers are all tried; of many that are alike, one for all.
+    for effort in [one_order, ALL] {
+        while left > 0 && best.bottleneck > proved * (1.0 + 1e-9) {
+            let below = best.bottleneck * (1.0 - ROUNDING);
+            let answer = search.decide(below, effort, &mut left);
+            match answer.stages {
+                Some(stages) => best = evaluate(&stages),
+                None if answer.complete => proved = best.bottleneck,
+                None => break,
+            }
         }
     }
-    // A smaller bottleneck leaves less to try: how far down is everything tried?
-    let (mut low, mut high) = (bound, best.bottleneck);
-    for _ in 0..6 {
-        if proved >= best.bottleneck || high <= low * (1.0 + 1e-3) || left == 0 {
-            break;
-        }
-        let middle = f64::midpoint(low, high);
-        let mut share = left / 3;
-        let before = share;
-        let answer = search.decide(middle, THOROUGH, &mut share);
-        left -= before - share;
-        match answer.stages {
-            Some(stages) => {
-                best = evaluate(&stages);
-                high = best.bottleneck;
-            }
-            None if answer.complete => {
-                low = middle;
-                proved = middle;
-            }
-            None => high = middle,
-        }
+    if best.bottleneck > proved * (1.0 + 1e-9) {
+        proved = proved.max(prove(&search, bound, best.bottleneck));
     }
     // Of those that are as fast, the one with the fewest devices, and of these the one with the fewest stages.
     let size = |p: &Placed| (p.partition.workers(), p.partition.stages.len());
-    let (mut some, as_fast) = (SOME, best.bottleneck * (1.0 + ROUNDING));
-    for (effort, budget) in [(FAST, &mut some), (THOROUGH, &mut left)] {
-        let other = search.decide(as_fast, effort, budget).stages;
+    let as_fast = best.bottleneck * (1.0 + ROUNDING);
+    for (effort, mut budget) in [(FAST, QUICK), (one_order, QUICK), (ALL, left)] {
+        let other = search.decide(as_fast, effort, &mut budget).stages;
         let other = other.map(|stages| evaluate(&stages));
         if let Some(other) = other
             && other.bottleneck <= best.bottleneck * (1.0 + 2.0 * ROUNDING)
@@ -151,6 +137,36 @@ pub fn solve(
     }
     best.lower_bound = proved.min(best.bottleneck);
     Some(best)
+}
+
+/// The largest bottleneck from `low` to `high` below which everything could be tried: no plan has a smaller one.
+fn prove(search: &Search, low: f64, high: f64) -> f64 {
+    let relaxed = Effort {
+        servers: Servers::Relaxed,
+        ..ALL
+    };
+    let mut left = PROOF;
+    let (mut proved, mut open) = (low, high);
+    // All of it at once, if it can be; then by halves, each with a share of what is left.
+    let mut threshold = high * (1.0 - ROUNDING);
+    let mut share = left;
+    for _ in 0..8 {
+        if left == 0 || open <= proved * (1.0 + 1e-3) {
+            break;
+        }
+        let given = share;
+        let answer = search.decide(threshold, relaxed, &mut share);
+        left -= given - share;
+        if answer.stages.is_none() && answer.complete {
+            let all = threshold >= high * (1.0 - 2.0 * ROUNDING);
+            proved = if all { high } else { threshold };
+        } else {
+            open = threshold;
+        }
+        threshold = f64::midpoint(proved, open);
+        share = left / 2;
+    }
+    proved
 }
 
 /// The plan of these stages, evaluated from the layer graph.
@@ -236,7 +252,9 @@ mod tests {
                     .collect();
                 for replicas in 1..=free.iter().sum::<usize>().min(self.most_replicas) {
                     let mut ways = Vec::new();
-                    spread::every(&free, replicas, usize::MAX, &mut |c| ways.push(c.to_vec()));
+                    let any = vec![None; free.len()];
+                    let mut visit = |c: &[usize]| ways.push(c.to_vec());
+                    spread::every(&free, &any, replicas, usize::MAX, &mut visit);
                     for way in ways {
                         let mut partition = partition.clone();
                         partition.stages.push(start..order.len());
@@ -366,6 +384,15 @@ mod tests {
                     prop_assert!((found.bottleneck / best - 1.0).abs() < 1e-9, "{} is not {}", found.bottleneck, best);
                     prop_assert!((found.lower_bound / best - 1.0).abs() < 1e-9, "bound {}", found.lower_bound);
                     prop_assert_eq!(found.partition.workers(), devices);
+                    let search = Search {
+                        places: &places,
+                        fabric: &fabric,
+                        machine,
+                        most_replicas,
+                        given: None,
+                    };
+                    let bound = prove(&search, 0.0, best);
+                    prop_assert!(bound <= best * (1.0 + 1e-9), "{} is above {}", bound, best);
                 }
                 (best, found) => prop_assert!(false, "{:?} against {:?}", best, found),
             }

@@ -1,51 +1,69 @@
 //! Ways to put the replicas of a stage on what is free.
 
 /// Calls `visit` with every way to put `replicas` on `free` devices of each slot. False if there are more than `most`.
+///
+/// Where `no_more_than` names an earlier slot for a slot, ways with more replicas on the slot than on that one are left
+/// out.
 pub fn every(
     free: &[usize],
+    no_more_than: &[Option<usize>],
     replicas: usize,
     most: usize,
     visit: &mut impl FnMut(&[usize]),
 ) -> bool {
-    if ways(free, replicas, most).is_none() {
+    if ways(free, replicas).is_none_or(|ways| ways > most) {
         return false;
     }
-    let mut counts = vec![0; free.len()];
-    fill(free, 0, replicas, &mut counts, visit);
+    let mut behind: Vec<usize> = vec![0; free.len() + 1];
+    for slot in (0..free.len()).rev() {
+        behind[slot] = behind[slot + 1] + free[slot];
+    }
+    let mut fill = Fill {
+        free,
+        no_more_than,
+        behind: &behind,
+        counts: vec![0; free.len()],
+    };
+    fill.from(0, replicas, visit);
     true
 }
 
-/// Number of ways, none if there are more than `most`.
-fn ways(free: &[usize], replicas: usize, most: usize) -> Option<usize> {
+/// Number of ways, none if it is beyond counting.
+fn ways(free: &[usize], replicas: usize) -> Option<usize> {
     let mut ways = vec![0usize; replicas + 1];
     ways[0] = 1;
     for &slot in free {
         for sum in (1..=replicas).rev() {
-            let fewer = sum - slot.min(sum)..sum;
-            ways[sum] = fewer.fold(ways[sum], |all, i| all.saturating_add(ways[i]));
+            for fewer in sum - slot.min(sum)..sum {
+                ways[sum] = ways[sum].checked_add(ways[fewer])?;
+            }
         }
     }
-    Some(ways[replicas]).filter(|&ways| ways <= most)
+    Some(ways[replicas])
 }
 
-fn fill(
-    free: &[usize],
-    slot: usize,
-    left: usize,
-    counts: &mut Vec<usize>,
-    visit: &mut impl FnMut(&[usize]),
-) {
-    if slot == free.len() {
-        if left == 0 {
-            visit(counts);
+struct Fill<'a> {
+    free: &'a [usize],
+    no_more_than: &'a [Option<usize>],
+    /// Free devices from each slot on.
+    behind: &'a [usize],
+    counts: Vec<usize>,
+}
+
+impl Fill<'_> {
+    /// Puts the replicas that are left on the slots from `slot` on.
+    fn from(&mut self, slot: usize, left: usize, visit: &mut impl FnMut(&[usize])) {
+        if slot == self.free.len() {
+            visit(&self.counts);
+            return;
         }
-        return;
+        let most = self.no_more_than[slot].map_or(left, |other| left.min(self.counts[other]));
+        let least = left.saturating_sub(self.behind[slot + 1]);
+        for count in least..=most.min(self.free[slot]) {
+            self.counts[slot] = count;
+            self.from(slot + 1, left - count, visit);
+        }
     }
-    for count in 0..=free[slot].min(left) {
-        counts[slot] = count;
-        fill(free, slot + 1, left - count, counts, visit);
-    }
-    counts[slot] = 0;
 }
 
 /// The ways that are tried where there are too many to try all: packed behind what is already there, on untouched slots
@@ -135,10 +153,14 @@ mod tests {
     #[test]
     fn every_way_is_visited_once() {
         let mut found = Vec::new();
-        assert!(every(&[2, 0, 1], 2, 9, &mut |counts| found.push(counts.to_vec())));
-        found.sort();
-        assert_eq!(found, [[1, 0, 1], [2, 0, 0]]);
-        assert!(!every(&[9, 9, 9], 9, 20, &mut |_| ()));
+        let any = [None; 3];
+        let mut visit = |counts: &[usize]| found.push(counts.to_vec());
+        assert!(every(&[2, 0, 1], &any, 2, 9, &mut visit));
+        assert!(every(&[2, 2, 1], &[None, Some(0), None], 2, 9, &mut visit));
+        assert!(!every(&[9, 9, 9], &any, 9, 20, &mut |_| ()));
+        let pairs = [[1, 0, 1], [2, 0, 0]];
+        assert_eq!(found[..2], pairs);
+        assert_eq!(found[2..], [[1, 0, 1], [1, 1, 0], [2, 0, 0]]);
     }
 
     #[test]
