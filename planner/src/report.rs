@@ -30,6 +30,20 @@ pub fn table(plan: &Plan, formula: Formula) -> String {
         plan.batch_size,
     );
     text.push_str(&stage_table(plan));
+    if let Some(card) = plan
+        .cards
+        .iter()
+        .max_by(|a, b| a.load_s.total_cmp(&b.load_s))
+    {
+        let _ = writeln!(
+            text,
+            "Fullest network card: server {} sends {} and receives {} per minibatch, {}.",
+            card.server,
+            show_bytes(card.bytes_sent),
+            show_bytes(card.bytes_received),
+            show_time(card.load_s),
+        );
+    }
     text.push('\n');
     text.push_str(&verdict(plan, formula));
     text.push('\n');

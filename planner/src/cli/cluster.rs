@@ -91,15 +91,13 @@ struct DevicesEntry {
 pub(super) fn cluster(arguments: &Arguments) -> Result<Cluster, CliError> {
     if let Some(path) = &arguments.cluster {
         let cluster = load(path)?;
-        let Some(devices) = arguments.gpus else {
-            return Ok(cluster);
-        };
-        return match cluster.with_devices(devices) {
-            Some(cluster) if devices <= cluster.devices => Ok(cluster),
-            _ => Err(CliError::Usage(
+        let devices = arguments.gpus.unwrap_or(cluster.devices);
+        let first = cluster.with_devices(devices);
+        return first
+            .filter(|_| devices <= cluster.devices)
+            .ok_or(CliError::Usage(
                 "--gpus asks for more devices than the cluster file has",
-            )),
-        };
+            ));
     }
     let bandwidth = match arguments.bw {
         Some(Link::Network(bandwidth)) => bandwidth,

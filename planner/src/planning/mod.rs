@@ -277,9 +277,10 @@ mod tests {
             prop_oneof![Just(1e4), Just(1e6), Just(LOCAL_BANDWIDTH)],
             proptest::option::of(2000u64..40_000),
             any::<[bool; 3]>(),
+            0usize..4,
         )
             .prop_map(
-                |(layers, devices, bandwidth, memory, [straight, ilp, kappa])| {
+                |(layers, devices, bandwidth, memory, [straight, ilp, kappa], per_server)| {
                     let ms: Vec<f64> = layers.iter().map(|l| f64::from(l.0)).collect();
                     let weights: Vec<u64> = layers.iter().map(|l| l.1).collect();
                     let edges: Vec<u64> = layers[1..].iter().map(|l| l.3).collect();
@@ -303,14 +304,17 @@ mod tests {
                     if kappa {
                         profile.communication_s_per_byte = 1e-7;
                     }
+                    let cluster = if per_server == 0 {
+                        Cluster::flat(devices, bandwidth)
+                    } else {
+                        Cluster::uniform(devices, per_server, bandwidth, 1e7, memory)
+                    };
                     let request = Request {
                         cluster: Cluster {
-                            devices,
-                            bandwidth_bytes_per_s: bandwidth,
                             latency_s: 1e-5,
-                            local: bandwidth >= LOCAL_BANDWIDTH,
+                            local: bandwidth >= LOCAL_BANDWIDTH && per_server == 0,
                             memory_bytes: memory,
-                            servers: Vec::new(),
+                            ..cluster
                         },
                         solver: if ilp { Solver::Ilp } else { Solver::Dp },
                         formula: Formula::Ours,
@@ -337,6 +341,8 @@ mod tests {
                     prop_assert!(plan.workers <= request.cluster.devices);
                     let limit = request.cluster.memory_bytes.unwrap_or(u64::MAX);
                     prop_assert!(plan.stages.iter().all(|s| s.memory_bytes <= limit));
+                    let placed = plan.placement().unwrap();
+                    prop_assert_eq!(placed.is_some(), !request.cluster.servers.is_empty());
                     for minibatches in [1, 7, 50] {
                         prop_assert!(plan.schedule_for(minibatches).is_ok());
                     }
@@ -345,6 +351,32 @@ mod tests {
                     prop_assert!(request.cluster.memory_bytes.is_some());
                 }
                 Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+
+        #[test]
+        fn devices_alone_in_their_servers_are_devices_on_links_of_their_own(
+            (profile, request) in cases()
+        ) {
+            let (old, bandwidth) = (&request.cluster, 1e5);
+            let memory = old.memory_bytes;
+            let flat = Cluster { memory_bytes: memory, ..Cluster::flat(old.devices, bandwidth) };
+            let alone = Cluster::uniform(old.devices, 1, bandwidth, bandwidth, memory);
+            let plan_on = |cluster| {
+                let request = Request { cluster, ..request.clone() };
+                plan(&profile, profile.model.clone(), &request)
+            };
+            match (plan_on(flat), plan_on(alone)) {
+                (Ok(flat), Ok(alone)) => {
+                    // Either may be shown better than the other one by a search that left something out.
+                    prop_assert!(flat.lower_bound_s <= alone.bottleneck_s * (1.0 + 1e-9));
+                    prop_assert!(alone.lower_bound_s <= flat.bottleneck_s * (1.0 + 1e-9));
+                    if flat.optimal && alone.optimal {
+                        prop_assert!((flat.bottleneck_s / alone.bottleneck_s - 1.0).abs() < 1e-9);
+                    }
+                }
+                (Err(PlanningError::Infeasible(_)), Err(PlanningError::Infeasible(_))) => {}
+                (flat, alone) => prop_assert!(false, "{:?} against {:?}", flat, alone),
             }
         }
     }

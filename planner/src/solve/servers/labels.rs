@@ -150,9 +150,9 @@ impl<'a, 'b> Run<'a, 'b> {
             slots_of: search.fabric.slots_of_servers(),
             class_of: search.fabric.classes(),
             fewest: Vec::new(),
-            needed: vec![None; search.places.len()],
+            needed: vec![None; search.places.count()],
             labels: Vec::new(),
-            at: vec![Vec::new(); search.places.len()],
+            at: vec![Vec::new(); search.places.count()],
         };
         let alike = run
             .class_of
@@ -160,7 +160,7 @@ impl<'a, 'b> Run<'a, 'b> {
             .enumerate()
             .any(|(v, &class)| v != class);
         run.complete = effort.servers != Servers::InOneOrder || !alike;
-        let places = search.places.len();
+        let places = search.places.count();
         let pairs = (0..places).flat_map(|start| (0..places).map(move |end| (start, end)));
         run.fewest = pairs
             .map(|(start, end)| run.fewest_replicas(start, end))
@@ -214,7 +214,7 @@ impl<'a, 'b> Run<'a, 'b> {
     }
 
     fn answer(mut self) -> Answer {
-        let last = self.search.places.len() - 1;
+        let last = self.search.places.count() - 1;
         self.labels.push(Label {
             start: last,
             behind: None,
@@ -313,7 +313,7 @@ impl<'a, 'b> Run<'a, 'b> {
             let Some(most) = free.checked_sub(before) else {
                 continue;
             };
-            let Some(fewest) = self.fewest[start * self.search.places.len() + end] else {
+            let Some(fewest) = self.fewest[start * self.search.places.count() + end] else {
                 continue;
             };
             let mut sums = *sums;

@@ -53,7 +53,7 @@ impl Places {
 
     /// Number of places.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.sets.len()
     }
 
