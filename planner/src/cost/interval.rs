@@ -20,8 +20,8 @@ pub enum SkipCount {
 pub struct IntervalTable {
     /// Intervals at most: one less than the places.
     layers: usize,
-    /// Row by row: for each start all ends. None where no stage lies between the two.
-    sums: Vec<Option<StageSums>>,
+    /// For each start the ends to which a stage leads, ascending.
+    rows: Vec<Vec<(u32, StageSums)>>,
     /// Whether an interval holds all that lies between its places: then a longer one has more work.
     nested: bool,
 }
@@ -40,8 +40,9 @@ impl IntervalTable {
                 read_by[reader].push(t);
             }
         }
-        let mut sums = Vec::with_capacity(layers * (layers + 1) / 2);
+        let mut rows = Vec::with_capacity(layers);
         for start in 0..layers {
+            let mut row = Vec::with_capacity(layers - start);
             let mut interval = StageSums::default();
             // Readers behind the interval of each tensor made in it. Sizes are whole numbers of bytes below 2^53,
             // so that adding and taking away again is exact.
@@ -72,25 +73,24 @@ impl IntervalTable {
                     interval.traffic.output += stages * tensors[t].bytes;
                     interval.traffic.output_gradient += stages * tensors[t].gradient_bytes();
                 }
-                sums.push(Some(interval));
+                row.push((end as u32 + 1, interval));
             }
+            rows.push(row);
         }
         Self {
             layers,
-            sums,
+            rows,
             nested: true,
         }
     }
 
-    /// The table of any `places`, numbered so that stages lead from lower to higher ones: `sums` of start and end, none
-    /// where no stage lies between them. One has to lie between the first place and the last.
+    /// The table of any places, numbered so that stages lead from lower to higher ones: for each but the last the ends
+    /// to which a stage leads, ascending, with its sums. One has to lead from the first place to the last.
     #[must_use]
-    pub fn of_places(places: usize, sums: impl Fn(usize, usize) -> Option<StageSums>) -> Self {
-        let starts = 0..places - 1;
-        let pairs = starts.flat_map(|start| (start + 1..places).map(move |end| (start, end)));
+    pub fn of_places(rows: Vec<Vec<(u32, StageSums)>>) -> Self {
         Self {
-            layers: places - 1,
-            sums: pairs.map(|(start, end)| sums(start, end)).collect(),
+            layers: rows.len(),
+            rows,
             nested: false,
         }
     }
@@ -107,13 +107,24 @@ impl IntervalTable {
         self.layers
     }
 
+    /// The stages that begin at a place: their ends, ascending, and their sums.
+    pub fn stages_from(&self, start: usize) -> impl Iterator<Item = (usize, &StageSums)> {
+        let row = self.rows[start].iter();
+        row.map(|(end, sums)| (*end as usize, sums))
+    }
+
     /// Sums of the stage `start..end`, which must not be empty; none if there is no such stage.
     #[must_use]
     pub fn find(&self, start: usize, end: usize) -> Option<&StageSums> {
         debug_assert!(start < end && end <= self.layers);
-        // Rows before this one have layers, layers - 1, ... entries.
-        let row = start * self.layers - start * start.saturating_sub(1) / 2;
-        self.sums[row + end - start - 1].as_ref()
+        let row = &self.rows[start];
+        let place = if row.len() == self.layers - start {
+            end - start - 1
+        } else {
+            row.binary_search_by_key(&end, |(other, _)| *other as usize)
+                .ok()?
+        };
+        Some(&row[place].1)
     }
 
     /// Sums of a stage that there is.

@@ -47,7 +47,7 @@ pub(super) fn search_servers(
     };
     if let Some(downsets) = Downsets::new(graph, MOST_PLACES) {
         // Every plan is a chain of these: what is proved of them is proved of all.
-        let places = Places::new(graph, downsets.sets().to_vec());
+        let places = Places::new(graph, downsets.sets());
         return match solve(graph, &places) {
             Some(placed) => {
                 let bound = placed.lower_bound.max(relaxed.lower_bound);

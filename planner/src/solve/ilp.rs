@@ -58,10 +58,7 @@ pub fn solve(problem: &Problem) -> Result<Option<Solution>, SolverError> {
 fn arcs(problem: &Problem) -> Vec<Arc> {
     let mut arcs = Vec::new();
     for start in 0..problem.layers() {
-        for end in start + 1..=problem.layers() {
-            if problem.table.find(start, end).is_none() {
-                continue;
-            }
+        for (end, _) in problem.table.stages_from(start) {
             for replicas in 1..=problem.most_replicas {
                 let fits =
                     |behind| problem.memory_of(start, end, replicas, behind) <= problem.memory;

@@ -120,10 +120,8 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
     });
     for start in (0..layers).rev() {
         let mut best: Option<Suffix> = None;
-        for (end, rest) in suffixes.iter().enumerate().skip(start + 1) {
-            let Some(sums) = problem.table.find(start, end) else {
-                continue;
-            };
+        for (end, sums) in problem.table.stages_from(start) {
+            let rest = &suffixes[end];
             let at_least = replicas_for(problem.formula.work(sums), threshold);
             if at_least > problem.most_replicas {
                 // A longer stage has more work: once it fits no number of replicas, none longer does.

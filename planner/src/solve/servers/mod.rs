@@ -367,7 +367,7 @@ mod tests {
             let most_replicas = if straight { 1 } else { cluster.devices };
             let mut brute = Brute {
                 graph: &graph,
-                sets: downsets.sets(),
+                sets: &downsets.sets(),
                 fabric: &fabric,
                 machine: &machine,
                 most_replicas,
@@ -375,7 +375,7 @@ mod tests {
             };
             let none = Partition { stages: Vec::new(), replicas: Vec::new() };
             brute.visit(0, &[], &none, &[]);
-            let places = Places::new(&graph, downsets.sets().to_vec());
+            let places = Places::new(&graph, downsets.sets());
             let rules = Rules { most_replicas, given: None };
             let found = solve(&graph, &places, &fabric, &machine, rules, 0.0);
             match (brute.best, found) {

@@ -1,7 +1,7 @@
 //! Where stages may begin and end: downsets of the layer graph, few enough to try all pairs.
 
 use crate::cost::StageSums;
-use crate::cost::interval::{IntervalTable, SkipCount};
+use crate::cost::interval::IntervalTable;
 use crate::graph::LayerGraph;
 
 /// A tensor that leaves a place: it is made by a layer of the place and read by one outside.
@@ -30,12 +30,15 @@ impl Places {
     /// The places of these downsets, each with the layers it holds.
     #[must_use]
     pub fn new(graph: &LayerGraph, sets: Vec<Vec<bool>>) -> Self {
-        let table = IntervalTable::of_places(sets.len(), |start, end| {
-            let (before, until) = (&sets[start], &sets[end]);
-            let within = before.iter().zip(until).all(|(&b, &u)| u || !b);
-            within
-                .then(|| crate::solve::downsets::stage_sums(graph, before, until, SkipCount::Once))
-        });
+        let stages = |start: usize| {
+            let ends = (start + 1..sets.len()).filter(|&end| {
+                let pairs = sets[start].iter().zip(&sets[end]);
+                pairs.into_iter().all(|(&before, &until)| until || !before)
+            });
+            let sums = |end: usize| stage_sums(graph, &sets[start], &sets[end]);
+            ends.map(|end| (end as u32, sums(end))).collect()
+        };
+        let table = IntervalTable::of_places((0..sets.len() - 1).map(stages).collect());
         let crossings = sets.iter().map(|set| crossings(graph, set)).collect();
         Self {
             sets,
@@ -80,6 +83,28 @@ impl Places {
         let sets = (&self.sets[start], &self.sets[end]);
         (0..sets.0.len()).filter(move |&layer| sets.1[layer] && !sets.0[layer])
     }
+}
+
+/// Sums of the layers in `until` and not in `before`; what later stages read counts once.
+fn stage_sums(graph: &LayerGraph, before: &[bool], until: &[bool]) -> StageSums {
+    let mut sums = StageSums::default();
+    for (i, layer) in graph.layers().enumerate() {
+        if until[i] && !before[i] {
+            sums.add(layer);
+        }
+    }
+    for tensor in graph.tensors() {
+        if before[tensor.producer] {
+            if tensor.readers.iter().any(|&r| until[r] && !before[r]) {
+                sums.traffic.input += tensor.bytes;
+                sums.traffic.input_gradient += tensor.gradient_bytes();
+            }
+        } else if until[tensor.producer] && tensor.readers.iter().any(|&r| !until[r]) {
+            sums.traffic.output += tensor.bytes;
+            sums.traffic.output_gradient += tensor.gradient_bytes();
+        }
+    }
+    sums
 }
 
 fn crossings(graph: &LayerGraph, set: &[bool]) -> Vec<Crossing> {
