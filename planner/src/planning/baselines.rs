@@ -1,6 +1,6 @@
 //! What the obvious alternatives give on the same cluster.
 
-use super::search::Found;
+use super::search::{Found, Space};
 use super::{
     PlanningError, Request, Scope, Solver, gap, memory_limit, search, servers, throughput,
 };
@@ -16,7 +16,7 @@ use crate::units::show_bytes;
 /// only `bottleneck_s` is that formula's.
 pub(super) fn baselines(
     profile: &Profile,
-    graph: &LayerGraph,
+    space: &Space,
     machine: &Machine,
     request: &Request,
 ) -> Result<Baselines, PlanningError> {
@@ -28,17 +28,21 @@ pub(super) fn baselines(
     };
     let mut unlimited = straight.clone();
     unlimited.cluster = unlimited.cluster.with_memory(None);
-    let model_stages = search::search(graph, machine, &unlimited)?;
-    let straight = match search::search(graph, machine, &straight) {
-        Ok(found) => straight_baseline(profile, machine, request, &found, None)?,
-        Err(PlanningError::Infeasible(miss)) => {
-            let why = Some(miss.to_string());
-            straight_baseline(profile, machine, request, &model_stages, why)?
+    let model_stages = search::search(space, machine, &unlimited)?;
+    let straight = if straight == unlimited {
+        straight_baseline(profile, machine, request, &model_stages, None)?
+    } else {
+        match search::search(space, machine, &straight) {
+            Ok(found) => straight_baseline(profile, machine, request, &found, None)?,
+            Err(PlanningError::Infeasible(miss)) => {
+                let why = Some(miss.to_string());
+                straight_baseline(profile, machine, request, &model_stages, why)?
+            }
+            Err(other) => return Err(other),
         }
-        Err(other) => return Err(other),
     };
     Ok(Baselines {
-        data_parallel: data_parallel_baseline(profile, graph, machine, request),
+        data_parallel: data_parallel_baseline(profile, space.graph, machine, request),
         model_parallel: model_parallel_baseline(profile, machine, request, &model_stages)?,
         straight,
     })

@@ -110,9 +110,10 @@ pub fn plan(
 ) -> Result<Plan, PlanningError> {
     let graph = LayerGraph::new(profile);
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-    let found = search::search(&graph, &machine, request)?;
+    let space = search::Space::new(&graph);
+    let found = search::search(&space, &machine, request)?;
     let judged = found.judge(&machine, memory_limit(&request.cluster))?;
-    let baselines = baselines::baselines(profile, &graph, &machine, request)?;
+    let baselines = baselines::baselines(profile, &space, &machine, request)?;
     let shapes = &judged.choice.shapes;
     let evaluation = &judged.evaluation;
     let bottleneck_s = evaluation.objective(request.formula, &machine);

@@ -245,11 +245,12 @@ fn what_if(
         let larger = cluster.with_memory(Some(memory.saturating_mul(2)));
         change("twice the memory", Some(larger));
     }
+    let space = search::Space::new(graph);
     changes
         .into_iter()
         .map(|(change, request)| {
             let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-            let found = search::search(graph, &machine, &request)?;
+            let found = search::search(&space, &machine, &request)?;
             let judged = found.judge(&machine, memory_limit(&request.cluster))?;
             let samples = throughput(profile, judged.choice.prediction.period);
             Ok(WhatIf {

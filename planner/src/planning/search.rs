@@ -1,7 +1,10 @@
 //! Asks a solver, checks its answer, and says what is proved.
 
+use std::cell::OnceCell;
+use std::sync::Arc;
+
 use super::{PlanningError, Request, Scope, hand, memory_limit, servers};
-use crate::cost::interval::SkipCount;
+use crate::cost::interval::{IntervalTable, SkipCount};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::schedule::noam;
@@ -60,6 +63,74 @@ pub struct Infeasible {
     pub depth: usize,
 }
 
+/// A layer graph and the stages that it can be cut into, made once for all searches over it.
+pub(super) struct Space<'a> {
+    pub graph: &'a LayerGraph,
+    /// Where another execution order is possible, stages need not be runs of this one.
+    pub downsets: Option<Downsets>,
+    linear: bool,
+    /// Sums of the stages, where each tensor counts as if it were sent once at most or once to each reader.
+    once: OnceCell<Arc<IntervalTable>>,
+    per_reader: OnceCell<Arc<IntervalTable>>,
+    /// The same of the runs of this execution order.
+    once_in_order: OnceCell<Arc<IntervalTable>>,
+    per_reader_in_order: OnceCell<Arc<IntervalTable>>,
+}
+
+impl<'a> Space<'a> {
+    pub(super) fn new(graph: &'a LayerGraph) -> Self {
+        let linear = graph.is_linear();
+        Self {
+            graph,
+            downsets: (!linear)
+                .then(|| Downsets::new(graph, MOST_DOWNSETS))
+                .flatten(),
+            linear,
+            once: OnceCell::new(),
+            per_reader: OnceCell::new(),
+            once_in_order: OnceCell::new(),
+            per_reader_in_order: OnceCell::new(),
+        }
+    }
+
+    /// Whether every plan is a chain of the places that are searched: no other order is possible, or all are searched.
+    fn is_complete(&self) -> bool {
+        self.linear || self.downsets.is_some()
+    }
+
+    fn table(&self, skips: SkipCount) -> Arc<IntervalTable> {
+        let Some(downsets) = &self.downsets else {
+            return self.table_in_order(skips);
+        };
+        let cell = match skips {
+            SkipCount::Once => &self.once,
+            SkipCount::PerReader => &self.per_reader,
+        };
+        let table = cell.get_or_init(|| Arc::new(downsets.table(self.graph, skips)));
+        Arc::clone(table)
+    }
+
+    fn table_in_order(&self, skips: SkipCount) -> Arc<IntervalTable> {
+        let cell = match skips {
+            SkipCount::Once => &self.once_in_order,
+            SkipCount::PerReader => &self.per_reader_in_order,
+        };
+        let table = cell.get_or_init(|| Arc::new(IntervalTable::new(self.graph, skips)));
+        Arc::clone(table)
+    }
+
+    /// The layers in the order in which the stages of a solution are runs of them, and these runs.
+    fn unfold(&self, chain: Partition) -> (LayerGraph, Partition) {
+        match &self.downsets {
+            Some(downsets) => {
+                let (order, partition) = downsets.unfold(&chain);
+                (self.graph.reordered(&order), partition)
+            }
+            None => (self.graph.clone(), chain),
+        }
+    }
+}
+
 /// A partition and what is proved about it.
 pub(super) struct Found {
     /// The layers in the order in which the partition's stages are runs of them.
@@ -74,12 +145,13 @@ pub(super) struct Found {
 }
 
 pub(super) fn search(
-    graph: &LayerGraph,
+    space: &Space,
     machine: &Machine,
     request: &Request,
 ) -> Result<Found, PlanningError> {
+    let graph = space.graph;
     if let Some(fabric) = Fabric::new(&request.cluster) {
-        return servers::search_servers(graph, machine, request, &fabric);
+        return servers::search_servers(space, machine, request, &fabric);
     }
     let limits = Limits {
         devices: request.cluster.devices,
@@ -90,28 +162,10 @@ pub(super) fn search(
         memory: memory_limit(&request.cluster),
     };
     let formula = request.formula;
-    // Where another execution order is possible, stages need not be runs of this one.
-    let downsets = if graph.is_linear() {
-        None
-    } else {
-        Downsets::new(graph, MOST_DOWNSETS)
-    };
-    let problem = |skips| match &downsets {
-        Some(downsets) => Problem::over(downsets.table(graph, skips), *machine, formula, limits),
-        None => Problem::new(graph, *machine, formula, limits, skips),
-    };
-    let unfold = |chain: Partition| match &downsets {
-        Some(downsets) => {
-            let (order, partition) = downsets.unfold(&chain);
-            (graph.reordered(&order), partition)
-        }
-        None => (graph.clone(), chain),
-    };
+    let problem = |skips| Problem::over(space.table(skips), *machine, formula, limits);
     let relaxed = problem(SkipCount::Once);
-    // The set that is searched has every plan in it only if no other order is possible or all are searched.
-    let complete = graph.is_linear() || downsets.is_some();
     let bound = |contiguous: f64| {
-        if complete {
+        if space.is_complete() {
             contiguous
         } else {
             relaxed.layer_bound(graph)
@@ -133,16 +187,16 @@ pub(super) fn search(
         "plan"
     };
     let Some(first) = request.solver.solve(&relaxed)? else {
-        let (graph, nearest) = unfold(solve::least_memory(&relaxed).partition);
+        let (graph, nearest) = space.unfold(solve::least_memory(&relaxed).partition);
         return Err(miss(&graph, machine, &nearest, limits, what)
             .map_or_else(|| unexplained(request.solver), Into::into));
     };
-    let mut candidates = vec![unfold(first.partition)];
+    let mut candidates = vec![space.unfold(first.partition)];
     if graph.has_skips() {
         // How often a skipping tensor is sent depends on the cuts behind it, which the solver saw only as
         // bounds: the other bound gives a second candidate, and both are judged by what they really send.
         let cautious = request.solver.solve(&problem(SkipCount::PerReader))?;
-        candidates.extend(cautious.map(|solution| unfold(solution.partition)));
+        candidates.extend(cautious.map(|solution| space.unfold(solution.partition)));
     } else {
         let (graph, partition) = &candidates[0];
         let evaluated = objective(graph, machine, formula, partition);
@@ -154,10 +208,11 @@ pub(super) fn search(
             });
         }
     }
-    if downsets.is_some() && graph.has_skips() {
+    if space.downsets.is_some() && graph.has_skips() {
         // Nor may a plan be worse than the best one in the order that the layers are given in.
         for skips in [SkipCount::Once, SkipCount::PerReader] {
-            let in_order = Problem::new(graph, *machine, formula, limits, skips);
+            let table = space.table_in_order(skips);
+            let in_order = Problem::over(table, *machine, formula, limits);
             let solution = request.solver.solve(&in_order)?;
             candidates.extend(solution.map(|solution| (graph.clone(), solution.partition)));
         }
@@ -393,7 +448,7 @@ mod tests {
             brute.visit(0, &[], &none);
             // Where each tensor has one reader, traffic does not depend on the cuts further on: nothing is relaxed.
             let exact = graph.tensors().iter().all(|t| t.readers.len() == 1);
-            match search(&graph, &machine, &request) {
+            match search(&Space::new(&graph), &machine, &request) {
                 Ok(found) => {
                     let best = brute.best.unwrap();
                     let value = objective(&found.graph, &machine, request.formula, &found.partition);
@@ -447,7 +502,8 @@ mod tests {
             scope: Scope::Straight,
         };
         let machine = Machine::new(&request.cluster, 0.0);
-        let found = search(&LayerGraph::new(&profile), &machine, &request).unwrap();
+        let graph = LayerGraph::new(&profile);
+        let found = search(&Space::new(&graph), &machine, &request).unwrap();
         let names: Vec<&str> = found.graph.layers().map(|l| l.name.as_str()).collect();
         assert!(names == ["L0", "L2", "L1", "L3"] || names == ["L1", "L3", "L0", "L2"]);
         assert_eq!(found.partition.stages, [0..2, 2..4]);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::search::{Found, Infeasible, search, show_limit};
+use super::search::{Found, Infeasible, Space, search, show_limit};
 use super::{PlanningError, Request, Scope, hand};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
@@ -16,15 +16,16 @@ const MOST_PLACES: usize = 64;
 
 /// The best plan on the servers.
 pub(super) fn search_servers(
-    graph: &LayerGraph,
+    space: &Space,
     machine: &Machine,
     request: &Request,
     fabric: &Fabric,
 ) -> Result<Found, PlanningError> {
     if request.formula != Formula::Ours {
-        return packed(graph, machine, request, fabric);
+        return packed(space, machine, request, fabric);
     }
-    let relaxed = relaxation(graph, machine, request, fabric)?;
+    let graph = space.graph;
+    let relaxed = relaxation(space, machine, request, fabric)?;
     let devices = request.cluster.devices;
     let most_replicas = match request.scope {
         Scope::Straight => 1,
@@ -45,7 +46,8 @@ pub(super) fn search_servers(
     let solve = |graph: &LayerGraph, places: &Places| {
         servers::solve(graph, places, fabric, machine, rules, relaxed.lower_bound)
     };
-    if let Some(downsets) = Downsets::new(graph, MOST_PLACES) {
+    let few = |downsets: &&Downsets| downsets.count() <= MOST_PLACES;
+    if let Some(downsets) = space.downsets.as_ref().filter(few) {
         // Every plan is a chain of these: what is proved of them is proved of all.
         let places = Places::new(graph, downsets.sets());
         return match solve(graph, &places) {
@@ -96,7 +98,7 @@ pub(super) fn place(
 
 /// The plan for devices that are all like the best ones and share no network card: none on the servers is faster.
 fn relaxation(
-    graph: &LayerGraph,
+    space: &Space,
     machine: &Machine,
     request: &Request,
     fabric: &Fabric,
@@ -123,7 +125,12 @@ fn relaxation(
         reduce_s_per_byte: machine.reduce_s_per_byte / fastest,
         ..*machine
     };
-    let mut found = search(&graph.at_speed(fastest), &machine, &flat)?;
+    let graph = space.graph;
+    let mut found = if fastest == 1.0 {
+        search(space, &machine, &flat)?
+    } else {
+        search(&Space::new(&graph.at_speed(fastest)), &machine, &flat)?
+    };
     let place: HashMap<&str, usize> = (0..graph.len())
         .map(|layer| (graph.layer(layer).name.as_str(), layer))
         .collect();
@@ -139,14 +146,14 @@ fn relaxation(
 /// Under the formula of another planner, which knows neither servers nor their network cards: its own plan for devices
 /// alike, each on a link as fast as the slowest card, packed onto the servers one stage behind the other.
 fn packed(
-    graph: &LayerGraph,
+    space: &Space,
     machine: &Machine,
     request: &Request,
     fabric: &Fabric,
 ) -> Result<Found, PlanningError> {
     let mut flat = request.clone();
     flat.cluster.servers.clear();
-    let mut found = search(graph, machine, &flat)?;
+    let mut found = search(space, machine, &flat)?;
     found.placement = Some(pack(&found.partition, fabric));
     Ok(found)
 }

@@ -31,6 +31,7 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let memory = memory_limit(&request.cluster);
     let single = throughput(profile, data_parallel::step_seconds(&graph, 1, &machine));
+    let space = search::Space::new(&graph);
     let mut points = Vec::new();
     for devices in counts(request.cluster.devices) {
         let mut request = request.clone();
@@ -42,7 +43,7 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
         if let Scope::Given(_) = request.scope {
             request.scope = Scope::All;
         }
-        let plan = match search::search(&graph, &machine, &request) {
+        let plan = match search::search(&space, &machine, &request) {
             Ok(found) => {
                 let judged = found.judge(&machine, memory)?;
                 Some(throughput(profile, judged.choice.prediction.period))

@@ -16,6 +16,8 @@ pub use downsets::{Downsets, MOST_DOWNSETS};
 pub use ilp::solve as ilp;
 pub use threshold::{least_memory, solve as dynamic_program};
 
+use std::sync::Arc;
+
 use crate::cost::interval::{IntervalTable, SkipCount};
 use crate::cost::{Formula, Machine, Partition, StageSums};
 use crate::graph::LayerGraph;
@@ -23,7 +25,7 @@ use crate::graph::LayerGraph;
 /// A search for the best partition.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    table: IntervalTable,
+    table: Arc<IntervalTable>,
     machine: Machine,
     formula: Formula,
     devices: usize,
@@ -66,12 +68,18 @@ impl Problem {
         limits: Limits,
         skips: SkipCount,
     ) -> Self {
-        Self::over(IntervalTable::new(graph, skips), machine, formula, limits)
+        let table = Arc::new(IntervalTable::new(graph, skips));
+        Self::over(table, machine, formula, limits)
     }
 
     /// The same search over the stages of any table, such as that of [`Downsets`].
     #[must_use]
-    pub fn over(table: IntervalTable, machine: Machine, formula: Formula, limits: Limits) -> Self {
+    pub fn over(
+        table: Arc<IntervalTable>,
+        machine: Machine,
+        formula: Formula,
+        limits: Limits,
+    ) -> Self {
         Self {
             table,
             machine,
@@ -96,14 +104,16 @@ impl Problem {
     }
 
     fn load(&self, start: usize, end: usize, replicas: usize) -> f64 {
-        self.formula
-            .load(self.table.get(start, end), replicas, &self.machine)
+        self.load_of(self.table.get(start, end), replicas)
+    }
+
+    fn load_of(&self, sums: &StageSums, replicas: usize) -> f64 {
+        self.formula.load(sums, replicas, &self.machine)
     }
 
     /// Memory of a worker of stage `start..end` with `behind` replicas in all later stages.
     fn memory_of(&self, start: usize, end: usize, replicas: usize, behind: usize) -> f64 {
-        let depth = 1 + behind.div_ceil(replicas);
-        self.table.get(start, end).memory(replicas, depth, 0)
+        least_memory_of(self.table.get(start, end), replicas, behind)
     }
 
     /// No plan has a smaller bottleneck, whatever its stages: all work spread evenly over all devices, or the layer
@@ -126,6 +136,11 @@ impl Problem {
     pub fn work_bound(&self) -> f64 {
         self.formula.work(self.table.get(0, self.layers())) / self.devices as f64
     }
+}
+
+/// Memory of a worker of a stage at the paper's depth, with `behind` replicas in all later stages.
+fn least_memory_of(sums: &StageSums, replicas: usize, behind: usize) -> f64 {
+    sums.memory(replicas, 1 + behind.div_ceil(replicas), 0)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! O(layers^2 log devices), whatever the number of devices; the smallest T with D(0) <= N is found by bisection and
 //! then walked down from one plan's bottleneck to the next until no smaller one exists: the result is exact.
 
-use super::{Problem, Solution};
+use super::{Problem, Solution, least_memory_of};
 use crate::cost::Partition;
 
 /// The best way to run the layers from some layer on.
@@ -137,14 +137,14 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
             }
             let room = (allowed - rest.devices).min(problem.most_replicas);
             let fits = |replicas| {
-                problem.load(start, end, replicas) <= threshold
-                    && problem.memory_of(start, end, replicas, rest.devices) <= memory
+                problem.load_of(sums, replicas) <= threshold
+                    && least_memory_of(sums, replicas, rest.devices) <= memory
             };
             let admits = |r| problem.formula.admits(sums, r, threshold, &problem.machine);
             let Some(replicas) = fewest(at_least, most(room, admits), fits) else {
                 continue;
             };
-            let own = problem.memory_of(start, end, replicas, rest.devices);
+            let own = least_memory_of(sums, replicas, rest.devices);
             let candidate = Suffix {
                 devices: rest.devices + replicas,
                 stages: rest.stages + 1,
