@@ -248,17 +248,25 @@ fn what_if(
     let space = search::Space::new(graph);
     changes
         .into_iter()
-        .map(|(change, request)| {
+        .filter_map(|(change, request)| {
             let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-            let found = search::search(&space, &machine, &request)?;
-            let judged = found.judge(&machine, memory_limit(&request.cluster))?;
+            let found = match search::search(&space, &machine, &request) {
+                Ok(found) => found,
+                // What was found for this cluster may have been more luck than the search has on a larger one.
+                Err(PlanningError::Infeasible(_)) => return None,
+                Err(other) => return Some(Err(other)),
+            };
+            let judged = match found.judge(&machine, memory_limit(&request.cluster)) {
+                Ok(judged) => judged,
+                Err(error) => return Some(Err(error)),
+            };
             let samples = throughput(profile, judged.choice.prediction.period);
-            Ok(WhatIf {
+            Some(Ok(WhatIf {
                 change,
                 configuration: found.partition.configuration(),
                 throughput_samples_per_s: samples,
                 speedup: samples / plan.throughput_samples_per_s,
-            })
+            }))
         })
         .collect()
 }

@@ -229,11 +229,32 @@ pub(super) fn search(
             let size = |p: &Partition| (p.workers(), p.stages.len());
             a.total_cmp(b).then(size(p).cmp(&size(q)))
         });
-    let Some((_, graph, partition)) = best else {
-        return Err(nearest.map_or_else(|| unexplained(request.solver), Into::into));
-    };
     let bound = bound(first.bottleneck);
-    Ok(conclude(graph, machine, formula, partition, bound))
+    let best =
+        best.map(|(_, graph, partition)| conclude(graph, machine, formula, partition, bound));
+    if formula != Formula::Ours || best.as_ref().is_some_and(|best| best.proved) {
+        return best.ok_or_else(|| {
+            nearest.map_or_else(|| unexplained(request.solver), PlanningError::from)
+        });
+    }
+    // What the solver saw only as bounds is counted as it is by the search that knows all stages behind.
+    let exact = servers::search_alike(space, machine, limits, bound);
+    let size = |found: &Found| (found.partition.workers(), found.partition.stages.len());
+    let found: Vec<Found> = [best, exact].into_iter().flatten().collect();
+    let bound = found
+        .iter()
+        .map(|found| found.lower_bound)
+        .fold(bound, f64::max);
+    found
+        .into_iter()
+        .map(|found| conclude(found.graph, machine, formula, found.partition, bound))
+        .map(|found| {
+            let value = objective(&found.graph, machine, formula, &found.partition);
+            (value, found)
+        })
+        .min_by(|(a, x), (b, y)| a.total_cmp(b).then(size(x).cmp(&size(y))))
+        .map(|(_, found)| found)
+        .ok_or_else(|| nearest.map_or_else(|| unexplained(request.solver), PlanningError::from))
 }
 
 /// A solver that finds nothing although something fits has a fault.
@@ -446,8 +467,10 @@ mod tests {
             };
             let none = Partition { stages: Vec::new(), replicas: Vec::new() };
             brute.visit(0, &[], &none);
-            // Where each tensor has one reader, traffic does not depend on the cuts further on: nothing is relaxed.
-            let exact = graph.tensors().iter().all(|t| t.readers.len() == 1);
+            // Where each tensor has one reader, traffic does not depend on the cuts further on: nothing is relaxed. Our
+            // own cost model is searched with what is known of them, the others are not.
+            let one_reader = graph.tensors().iter().all(|t| t.readers.len() == 1);
+            let exact = one_reader || request.formula == Formula::Ours;
             match search(&Space::new(&graph), &machine, &request) {
                 Ok(found) => {
                     let best = brute.best.unwrap();

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 
 use super::search::{Found, Infeasible, Space, search, show_limit};
 use super::{PlanningError, Request, Scope, hand};
+use crate::cluster::Slot;
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::plan::Cluster;
 use crate::schedule::noam;
-use crate::solve::Downsets;
 use crate::solve::servers::{self, Places, Rules, thin_cuts};
+use crate::solve::{Downsets, Limits};
 
 /// So many places are searched at most; all pairs of them are tried.
 const MOST_PLACES: usize = 64;
@@ -39,44 +40,91 @@ pub(super) fn search_servers(
         };
         return Ok(conclude(placed, relaxed.lower_bound));
     }
+    let wanted = (&relaxed.graph, &relaxed.partition);
+    let found = search_places(
+        space,
+        machine,
+        fabric,
+        most_replicas,
+        relaxed.lower_bound,
+        Some(wanted),
+    );
+    found
+        .ok_or_else(|| nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into())
+}
+
+/// The best plan on devices alike, each on a link of its own, that counts every tensor as often as it is sent.
+///
+/// That is the plan for one server whose card is never full.
+pub(super) fn search_alike(
+    space: &Space,
+    machine: &Machine,
+    limits: Limits,
+    bound: f64,
+) -> Option<Found> {
+    let fabric = Fabric {
+        slots: vec![Slot {
+            server: 0,
+            count: limits.devices,
+            speed: 1.0,
+            memory: limits.memory,
+        }],
+        names: vec![String::new()],
+        cards: vec![f64::INFINITY],
+        inner: vec![machine.bandwidth],
+    };
+    let found = search_places(space, machine, &fabric, limits.most_replicas, bound, None)?;
+    Some(Found {
+        placement: None,
+        ..found
+    })
+}
+
+/// The best plan between the downsets of the graph, where they are few, else between cuts of one or two execution
+/// orders: that in which a plan for other devices was found, whose cuts are tried, and the graph's own.
+fn search_places(
+    space: &Space,
+    machine: &Machine,
+    fabric: &Fabric,
+    most_replicas: usize,
+    bound: f64,
+    wanted: Option<(&LayerGraph, &Partition)>,
+) -> Option<Found> {
     let rules = Rules {
         most_replicas,
         given: None,
     };
     let solve = |graph: &LayerGraph, places: &Places| {
-        servers::solve(graph, places, fabric, machine, rules, relaxed.lower_bound)
+        servers::solve(graph, places, fabric, machine, rules, bound)
     };
     let few = |downsets: &&Downsets| downsets.count() <= MOST_PLACES;
     if let Some(downsets) = space.downsets.as_ref().filter(few) {
         // Every plan is a chain of these: what is proved of them is proved of all.
-        let places = Places::new(graph, downsets.sets());
-        return match solve(graph, &places) {
-            Some(placed) => {
-                let bound = placed.lower_bound.max(relaxed.lower_bound);
-                Ok(conclude(placed, bound))
-            }
-            None => {
-                Err(nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into())
-            }
-        };
+        let placed = solve(space.graph, &Places::new(space.graph, downsets.sets()))?;
+        let bound = placed.lower_bound.max(bound);
+        return Some(conclude(placed, bound));
     }
-    let ends = |partition: &Partition| -> Vec<usize> {
-        partition.stages.iter().map(|stage| stage.end).collect()
-    };
-    let mut orders = vec![(&relaxed.graph, ends(&relaxed.partition))];
-    if !same_order(graph, &relaxed.graph) {
-        orders.push((graph, Vec::new()));
+    let mut orders = Vec::new();
+    if let Some((graph, partition)) = wanted {
+        let ends = partition.stages.iter().map(|stage| stage.end);
+        orders.push((graph, ends.collect()));
+    }
+    if wanted.is_none_or(|(graph, _)| !same_order(space.graph, graph)) {
+        orders.push((space.graph, Vec::new()));
     }
     let found = orders.into_iter().filter_map(|(graph, wanted)| {
         let cuts = thin_cuts(graph, &wanted, MOST_PLACES);
+        let all = graph.is_linear() && cuts.len() > graph.len();
         let placed = solve(graph, &Places::of_cuts(graph, &cuts))?;
-        Some(settle(placed, machine))
+        let bound = if all {
+            placed.lower_bound.max(bound)
+        } else {
+            bound
+        };
+        Some((settle(placed, machine), bound))
     });
-    let best = found.min_by(|a, b| a.bottleneck.total_cmp(&b.bottleneck));
-    match best {
-        Some(placed) => Ok(conclude(placed, relaxed.lower_bound)),
-        None => Err(nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into()),
-    }
+    let best = found.min_by(|(a, _), (b, _)| a.bottleneck.total_cmp(&b.bottleneck));
+    best.map(|(placed, bound)| conclude(placed, bound))
 }
 
 /// The best places for the replicas of a partition; none if they do not fit.

@@ -59,9 +59,9 @@ impl Downsets {
         // Those found last are one layer larger than those before: the smallest come first.
         let mut next = 0;
         while next < sets.len() {
-            for layer in 0..layers {
+            for (layer, reads) in reads.iter().enumerate() {
                 let set = &sets[next];
-                if has(set, layer) || !within(&reads[layer], set) {
+                if has(set, layer) || !within(reads, set) {
                     continue;
                 }
                 let larger = with(set, layer);
