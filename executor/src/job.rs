@@ -78,6 +78,18 @@ pub struct Options {
 /// Made-up minibatches to cycle through: enough that no two in flight are the same.
 const SYNTHETIC_POOL: usize = 8;
 
+/// Refuses what this version can plan and not yet carry out.
+fn check_supported(plan_file: &Path, plan: &Plan) -> Result<(), RunError> {
+    let recomputing = plan.stages.iter().position(|stage| stage.recompute);
+    match recomputing {
+        Some(stage) => Err(RunError::Plan(format!(
+            "{}: stage {stage} recomputes its forward, which dp-run cannot do yet: plan with `--recompute never`",
+            plan_file.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Opens and checks everything that a run needs; nothing is written before this succeeds.
 ///
 /// # Errors
@@ -88,6 +100,7 @@ pub fn prepare(
     options: &Options,
     stop: Arc<AtomicBool>,
 ) -> Result<(Model, Job), RunError> {
+    check_supported(plan_file, plan)?;
     let model = open_model(plan_file, plan, options.model.as_deref())?;
     let build = BuildOptions {
         batch: Some(plan.batch_size),

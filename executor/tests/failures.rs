@@ -2,12 +2,33 @@
 
 mod common;
 
+use std::path::Path;
+use std::sync::Arc;
+
 use executor::error::RunError;
+use executor::job::prepare;
 use executor::train::train;
 use executor::worker::WorkerError;
 use models::tensor::Tensor;
 
 use common::{Losses, job, lenet, mnist, options, plan, shapes};
+
+#[test]
+fn what_only_the_planner_can_do_is_refused() {
+    let mut plan = plan(&lenet(), 16, &shapes(&[2, 1], 0));
+    plan.stages[1].recompute = true;
+    let prepared = prepare(
+        Path::new("plan.json"),
+        &plan,
+        &options(&mnist(), 1),
+        Arc::default(),
+    );
+    let error = prepared.map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("plan.json: stage 1 recomputes its forward"),
+        "{error}"
+    );
+}
 
 #[test]
 fn a_panic_in_any_stage_is_an_error_of_the_run() {

@@ -8,7 +8,7 @@ use planner::cost::interval::SkipCount;
 use planner::cost::{Formula, Machine};
 use planner::graph::LayerGraph;
 use planner::plan::Cluster;
-use planner::planning::{Request, Scope, Solver, plan};
+use planner::planning::{Recompute, Request, Scope, Solver, plan};
 use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA, Profile};
 use planner::solve::{Limits, Problem, dynamic_program, ilp};
 
@@ -100,6 +100,7 @@ fn main() {
                 devices,
                 most_replicas: devices,
                 memory: memory.map_or(f64::INFINITY, |bytes| bytes as f64),
+                recompute: Recompute::Auto,
             },
             SkipCount::Once,
         );
@@ -119,6 +120,7 @@ fn main() {
             solver: Solver::Dp,
             formula: Formula::Ours,
             scope: Scope::All,
+            recompute: Recompute::Auto,
         };
         let began = Instant::now();
         let planned = plan(&profile, file("profile.json"), &request);

@@ -10,7 +10,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cost::Formula;
 use crate::file::{self, FileError};
-use crate::planning::{self, Explanation, PlanningError, Request, Scope, Solver, StageSpec};
+use crate::planning::{
+    self, Explanation, PlanningError, Recompute, Request, Scope, Solver, StageSpec,
+};
 use crate::profile::{FileRef, Profile};
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
 use crate::{Plan, report, timeline};
@@ -101,6 +103,11 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub memory: Option<u64>,
 
+    /// Whether stages keep their inputs only and run forward again before each backward, which costs time and saves
+    /// memory: where the memory asks for it, nowhere, or everywhere
+    #[arg(long, value_enum, default_value_t = RecomputeName::Auto)]
+    pub recompute: RecomputeName,
+
     /// Who searches: the dynamic program or the integer program; both find the same optimum
     #[arg(long, value_enum, default_value_t = SolverName::Dp)]
     pub solver: SolverName,
@@ -176,6 +183,17 @@ pub enum SolverName {
     Dp,
     /// Integer program
     Ilp,
+}
+
+/// `--recompute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RecomputeName {
+    /// Where the memory asks for it
+    Auto,
+    /// Nowhere
+    Never,
+    /// In every stage
+    Always,
 }
 
 /// `--model`.
@@ -266,6 +284,11 @@ impl Arguments {
                 ModelName::Paper => Formula::Paper,
                 ModelName::Sosp19 => Formula::Sosp19,
                 ModelName::Release => Formula::Release,
+            },
+            recompute: match self.recompute {
+                RecomputeName::Auto => Recompute::Auto,
+                RecomputeName::Never => Recompute::Never,
+                RecomputeName::Always => Recompute::Always,
             },
             scope: match (&self.stages, self.straight) {
                 (Some(Stages(specs)), _) => Scope::Given(specs.clone()),

@@ -99,6 +99,9 @@ pub struct Stage {
     pub delay: usize,
     /// Weight versions held per replica.
     pub versions: usize,
+    /// Whether the stage keeps its input only and runs forward again before its backward.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recompute: bool,
     /// Worker numbers of the replicas.
     pub workers: Vec<usize>,
     /// The server of each replica, a number into the cluster's servers; empty without servers.

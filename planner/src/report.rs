@@ -102,10 +102,13 @@ fn stage_table(plan: &Plan) -> String {
         .to_vec(),
     ];
     for (i, stage) in plan.stages.iter().enumerate() {
-        let depth = match stage.delay {
+        let mut depth = match stage.delay {
             0 => stage.depth.to_string(),
             delay => format!("{}+{delay}", stage.depth),
         };
+        if stage.recompute {
+            depth.push('r');
+        }
         rows.push(vec![
             i.to_string(),
             layers(stage),
@@ -128,6 +131,11 @@ fn stage_table(plan: &Plan) -> String {
     if plan.stages.iter().any(|s| s.delay > 0) {
         text.push_str(
             "Depth k+1: k minibatches in flight, and the all-reduce may lag one round.\n",
+        );
+    }
+    if plan.stages.iter().any(|s| s.recompute) {
+        text.push_str(
+            "Depth kr: the stage keeps its inputs only and runs forward again before each backward.\n",
         );
     }
     text

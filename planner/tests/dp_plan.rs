@@ -292,6 +292,56 @@ fn the_table_names_stages_bottleneck_and_alternatives() {
 }
 
 #[test]
+fn recomputation_is_planned_where_memory_asks_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut profile = chain(&[(1.0, 2.0, 100), (1.0, 2.0, 100)], &[10]);
+    for layer in &mut profile.layers {
+        layer.stash_bytes = 1000;
+    }
+    let path = folder.path().join("profile.json");
+    profile.save(&path).unwrap();
+    let plan = |arguments: &[&str]| {
+        let mut command = dp_plan();
+        command
+            .arg(&path)
+            .args(["--gpus", "2", "--bw", "1GB/s", "--straight", "--json"]);
+        let output = command.args(arguments).output().unwrap();
+        let value = serde_json::from_slice::<Value>(&output.stdout).ok();
+        (
+            output.status.code().unwrap(),
+            value,
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    // Two minibatches in flight on the first of two stages: 2000 bytes of stash do not fit.
+    let (code, value, _) = plan(&["--memory", "2kB"]);
+    let value = value.unwrap();
+    let flags: Vec<bool> = value["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|stage| stage["recompute"].as_bool().unwrap_or(false))
+        .collect();
+    assert_eq!((code, flags), (0, vec![true, false]));
+    assert!((value["bottleneck_s"].as_f64().unwrap() - 4.0).abs() < 1e-6);
+    assert_eq!(value["optimal"], true);
+    let (code, _, error) = plan(&["--memory", "2kB", "--recompute", "never"]);
+    assert_eq!(code, 3, "{error}");
+    let (code, value, _) = plan(&["--recompute", "always"]);
+    let stages = value.unwrap()["stages"].clone();
+    assert_eq!(code, 0);
+    assert!(
+        stages
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|stage| stage["recompute"] == true)
+    );
+    let (_, value, _) = plan(&[]);
+    assert!(value.unwrap()["stages"][0].get("recompute").is_none());
+}
+
+#[test]
 fn help_explains_every_flag() {
     let assert = dp_plan().arg("--help").assert().success();
     let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();

@@ -9,7 +9,7 @@ use super::formula::Formula;
 use super::placement::{CardLoad, Placement, Worst};
 use super::stage::{Loads, Machine, StageSums};
 use crate::graph::LayerGraph;
-use crate::schedule::StageLink;
+use crate::schedule::{StageLink, noam};
 
 /// Stages in pipeline order and how often each is replicated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,9 +18,40 @@ pub struct Partition {
     pub stages: Vec<Range<usize>>,
     /// Replicas of each stage.
     pub replicas: Vec<usize>,
+    /// Whether each stage keeps its input only and runs forward again before its backward.
+    pub recompute: Vec<bool>,
 }
 
 impl Partition {
+    /// Stages that keep all that their backward needs.
+    #[must_use]
+    pub fn new(stages: Vec<Range<usize>>, replicas: Vec<usize>) -> Self {
+        Self {
+            recompute: vec![false; stages.len()],
+            stages,
+            replicas,
+        }
+    }
+
+    /// The same stages, of which those recompute that would not fit `memory` bytes else, at the least depths.
+    #[must_use]
+    pub fn recomputing_where_needed(
+        &self,
+        graph: &LayerGraph,
+        machine: &Machine,
+        memory: f64,
+    ) -> Self {
+        let mut plain = self.clone();
+        plain.recompute.fill(false);
+        let evaluation = Evaluation::new(graph, &plain, machine);
+        let depths = noam(&self.replicas);
+        let stages = evaluation.stages.iter().zip(depths);
+        plain.recompute = stages
+            .map(|(s, depth)| s.sums.memory(s.replicas, depth, 0) > memory)
+            .collect();
+        plain
+    }
+
     /// Workers that it takes.
     #[must_use]
     pub fn workers(&self) -> usize {
@@ -60,7 +91,7 @@ pub struct StageEvaluation {
     pub layers: Range<usize>,
     /// Its replicas.
     pub replicas: usize,
-    /// Sums over its layers, with the traffic that the other stages cause.
+    /// Sums over its layers, with the traffic that the other stages cause, and with its recomputation.
     pub sums: StageSums,
     /// What counts of the devices that its replicas are on.
     pub worst: Worst,
@@ -124,6 +155,8 @@ impl Evaluation {
             .zip(partition.stages.iter().zip(&partition.replicas))
             .enumerate()
             .map(|(stage, (sums, (layers, &replicas)))| {
+                let recompute = partition.recompute[stage];
+                let sums = if recompute { sums.recomputing() } else { sums };
                 let worst = placement.map_or_else(
                     || Worst::of_machine(machine),
                     |p| p.fabric.worst(&p.counts[stage]),
@@ -261,10 +294,7 @@ mod tests {
             edge.to = to.to_owned();
             profile.edges.push(edge);
         }
-        let partition = Partition {
-            stages: vec![0..1, 1..2, 2..4],
-            replicas: vec![2, 1, 1],
-        };
+        let partition = Partition::new(vec![0..1, 1..2, 2..4], vec![2, 1, 1]);
         let machine = Machine {
             bandwidth: 1e3,
             latency: 0.0,

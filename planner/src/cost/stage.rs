@@ -136,6 +136,18 @@ impl StageSums {
         self.workspace = self.workspace.max(layer.workspace);
     }
 
+    /// The same stage if it keeps its input only and runs forward again before each backward: the forward's time counts
+    /// twice, and of the stashes there is one at a time beside the inputs of the minibatches in flight.
+    #[must_use]
+    pub fn recomputing(&self) -> Self {
+        Self {
+            backward: self.backward + self.forward,
+            stash: self.traffic.input,
+            workspace: self.workspace + self.stash,
+            ..*self
+        }
+    }
+
     /// Loads of each replica when the stage runs on `replicas` workers.
     ///
     /// A replica serves every r-th minibatch, and steps and all-reduces once per round of r.
@@ -228,6 +240,16 @@ mod tests {
         // 100 bytes of messages, 5 * 1/2 * 300 of all-reduce, per round of two.
         let loads = sums().loads(2, &machine);
         assert!((loads.core - (1.0 + 15.0) / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn recomputing_runs_forward_twice_and_keeps_inputs() {
+        let again = sums().recomputing();
+        assert_eq!(again.loads(1, &MACHINE).compute, 4.5);
+        // Of three minibatches the inputs, and the stash of one.
+        let stashes = 3.0 * 50.0;
+        let difference = sums().memory(1, 3, 0) - again.memory(1, 3, 0);
+        assert_eq!(difference, stashes - (3.0 * 20.0 + 50.0));
     }
 
     #[test]

@@ -76,10 +76,7 @@ fn data_parallel_baseline(
     request: &Request,
 ) -> Baseline {
     let devices = request.cluster.devices;
-    let whole = Partition {
-        stages: std::iter::once(0..graph.len()).collect(),
-        replicas: vec![devices],
-    };
+    let whole = Partition::new(std::iter::once(0..graph.len()).collect(), vec![devices]);
     let fabric = Fabric::new(&request.cluster);
     let placement = fabric.map(|fabric| servers::pack(&whole, &fabric));
     let evaluation = Evaluation::placed(graph, &whole, machine, placement.as_ref());

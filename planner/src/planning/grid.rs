@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::cost::Formula;
     use crate::plan::Cluster;
-    use crate::planning::{Scope, Solver};
+    use crate::planning::{Recompute, Scope, Solver};
     use crate::testing;
 
     fn request(memory_bytes: Option<u64>) -> Request {
@@ -179,6 +179,7 @@ mod tests {
             solver: Solver::Dp,
             formula: Formula::Ours,
             scope: Scope::All,
+            recompute: Recompute::Auto,
         }
     }
 

@@ -131,14 +131,14 @@ pub(super) fn partition(
         return Err(HandError::Devices { workers, devices });
     }
     let ends = starts.iter().skip(1).copied().chain([graph.len()]);
-    Ok(Partition {
-        stages: starts
+    Ok(Partition::new(
+        starts
             .iter()
             .zip(ends)
             .map(|(&start, end)| start..end)
             .collect(),
-        replicas: specs.iter().map(|spec| spec.replicas).collect(),
-    })
+        specs.iter().map(|spec| spec.replicas).collect(),
+    ))
 }
 
 #[cfg(test)]
@@ -153,10 +153,7 @@ mod tests {
 
     #[test]
     fn names_and_numbers_with_and_without_replicas() {
-        let expected = Partition {
-            stages: vec![0..2, 2..4],
-            replicas: vec![2, 1],
-        };
+        let expected = Partition::new(vec![0..2, 2..4], vec![2, 1]);
         for text in ["L0:2,L2:1", "0:2,2", " 0:2 , L2 "] {
             assert_eq!(partition_of(text).as_ref(), Ok(&expected), "{text}");
         }

@@ -25,6 +25,7 @@ use crate::plan::{Card, Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
 use crate::profile::{FileRef, Profile};
 use crate::schedule::{Schedule, ScheduleKind, StageShape};
 use crate::simulate::{SimulationError, depth};
+pub use crate::solve::Recompute;
 use crate::solve::SolverError;
 
 /// Goodput that stands for workers of one process, whose tensors change hands by reference: bytes per second.
@@ -41,6 +42,8 @@ pub struct Request {
     pub formula: Formula,
     /// Which plans are considered.
     pub scope: Scope,
+    /// Whether stages may keep their input only and run forward again before their backward.
+    pub recompute: Recompute,
 }
 
 /// Which plans are considered.
@@ -126,7 +129,7 @@ pub fn plan(
         threads: profile.threads,
         cluster: request.cluster.clone(),
         schedule: ScheduleKind::OneFOneB,
-        stages: stages(&found.graph, evaluation, shapes)?,
+        stages: stages(&found.graph, &found.partition, evaluation, shapes)?,
         links: evaluation.links.iter().map(|l| l.link()).collect(),
         workers: found.partition.workers(),
         bottleneck_s,
@@ -211,6 +214,7 @@ fn cards(cluster: &Cluster, evaluation: &Evaluation) -> Vec<Card> {
 
 fn stages(
     graph: &LayerGraph,
+    partition: &Partition,
     evaluation: &Evaluation,
     shapes: &[StageShape],
 ) -> Result<Vec<Stage>, PlanningError> {
@@ -219,6 +223,7 @@ fn stages(
     let stages = stages.map(|(number, (e, shape))| {
         let workers: Vec<usize> = (first_worker..first_worker + shape.replicas).collect();
         first_worker += shape.replicas;
+        let recompute = partition.recompute[number];
         let placement = evaluation.placement.as_ref();
         let (servers, kinds) = placement.map_or_else(Default::default, |p| p.devices_of(number));
         Ok(Stage {
@@ -231,6 +236,7 @@ fn stages(
             depth: shape.depth,
             delay: shape.delay,
             versions: versions(*shape)?,
+            recompute,
             workers,
             servers,
             kinds,
@@ -278,7 +284,7 @@ mod tests {
             prop_oneof![Just(1e4), Just(1e6), Just(LOCAL_BANDWIDTH)],
             proptest::option::of(2000u64..40_000),
             any::<[bool; 3]>(),
-            0usize..4,
+            0usize..12,
         )
             .prop_map(
                 |(layers, devices, bandwidth, memory, [straight, ilp, kappa], per_server)| {
@@ -305,6 +311,7 @@ mod tests {
                     if kappa {
                         profile.communication_s_per_byte = 1e-7;
                     }
+                    let (per_server, recompute) = (per_server % 4, per_server / 4);
                     let cluster = if per_server == 0 {
                         Cluster::flat(devices, bandwidth)
                     } else {
@@ -324,6 +331,8 @@ mod tests {
                         } else {
                             Scope::All
                         },
+                        recompute: [Recompute::Auto, Recompute::Never, Recompute::Always]
+                            [recompute],
                     };
                     (profile, request)
                 },

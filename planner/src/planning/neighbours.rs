@@ -89,10 +89,10 @@ impl Partition {
             next += stage.layers.len();
             first..next
         });
-        Self {
-            stages: stages.collect(),
-            replicas: plan.stages.iter().map(|stage| stage.replicas).collect(),
-        }
+        let replicas = plan.stages.iter().map(|stage| stage.replicas);
+        let mut partition = Self::new(stages.collect(), replicas.collect());
+        partition.recompute = plan.stages.iter().map(|stage| stage.recompute).collect();
+        partition
     }
 
     fn configuration(&self) -> String {
@@ -142,17 +142,23 @@ fn runner_ups(
         devices: request.cluster.devices,
         most_replicas: if straight { 1 } else { request.cluster.devices },
         memory: memory_limit(&request.cluster),
+        recompute: request.recompute,
     };
     let fabric = Fabric::new(&request.cluster);
     let mut near: Vec<(f64, Partition, Option<Placement>)> = neighbours(chosen)
         .into_iter()
         .filter(|p| p.replicas.iter().all(|&r| r <= limits.most_replicas))
         .filter_map(|p| {
-            let placement = match &fabric {
-                Some(fabric) => Some(servers::place(graph, machine, &p, fabric)?.placement),
-                None if search::miss(graph, machine, &p, limits, "plan").is_some() => return None,
-                None => None,
+            let (p, placement) = match &fabric {
+                Some(fabric) => {
+                    let placed = servers::place(graph, machine, &p, fabric, request.recompute)?;
+                    (placed.partition, Some(placed.placement))
+                }
+                None => (search::recompute(graph, machine, &p, limits), None),
             };
+            if fabric.is_none() && search::miss(graph, machine, &p, limits, "plan").is_some() {
+                return None;
+            }
             let evaluation = Evaluation::placed(graph, &p, machine, placement.as_ref());
             Some((evaluation.objective(request.formula, machine), p, placement))
         })
@@ -212,6 +218,7 @@ fn neighbours(chosen: &Partition) -> Vec<Partition> {
         merged.stages[i].end = right.end;
         merged.replicas[i] += merged.replicas.remove(i + 1);
         merged.stages.remove(i + 1);
+        merged.recompute.remove(i + 1);
         near.push(merged);
     }
     near
@@ -276,14 +283,12 @@ mod tests {
     use super::*;
     use crate::cost::Formula;
     use crate::plan::Cluster;
+    use crate::solve::Recompute;
     use crate::testing;
 
     #[test]
     fn neighbours_are_partitions_of_the_same_layers_on_no_more_devices() {
-        let chosen = Partition {
-            stages: vec![0..2, 2..3, 3..6],
-            replicas: vec![2, 1, 3],
-        };
+        let chosen = Partition::new(vec![0..2, 2..3, 3..6], vec![2, 1, 3]);
         let near = neighbours(&chosen);
         // Stage 0: one moved or given up; stage 2 the same; the boundaries 1 (left, not right) and 2 (right); merged.
         assert_eq!(near.len(), 2 + 2 + 2 + 2);
@@ -314,6 +319,7 @@ mod tests {
             solver: Solver::Dp,
             formula: Formula::Ours,
             scope: Scope::All,
+            recompute: Recompute::Auto,
         };
         let plan = super::super::plan(&profile, profile.model.clone(), &request).unwrap();
         assert!(plan.optimal);

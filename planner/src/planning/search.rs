@@ -8,7 +8,9 @@ use crate::cost::interval::{IntervalTable, SkipCount};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::schedule::noam;
-use crate::solve::{self, Downsets, Limits, MOST_DOWNSETS, Problem, Solution, SolverError};
+use crate::solve::{
+    self, Downsets, Limits, MOST_DOWNSETS, Problem, Recompute, Solution, SolverError,
+};
 
 /// Who searches for the best partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +162,7 @@ pub(super) fn search(
             Scope::All | Scope::Given(_) => request.cluster.devices,
         },
         memory: memory_limit(&request.cluster),
+        recompute: request.recompute,
     };
     let formula = request.formula;
     let problem = |skips| Problem::over(space.table(skips), *machine, formula, limits);
@@ -173,6 +176,7 @@ pub(super) fn search(
     };
     if let Scope::Given(specs) = &request.scope {
         let partition = hand::partition(graph, specs, request.cluster.devices)?;
+        let partition = recompute(graph, machine, &partition, limits);
         if let Some(miss) = miss(graph, machine, &partition, limits, "plan with these stages") {
             return Err(miss.into());
         }
@@ -260,6 +264,21 @@ pub(super) fn search(
 /// A solver that finds nothing although something fits has a fault.
 fn unexplained(solver: Solver) -> PlanningError {
     PlanningError::Solver(SolverError(format!("{} found nothing", solver.name())))
+}
+
+/// The same stages, recomputing as the limits allow and the memory asks for.
+pub(super) fn recompute(
+    graph: &LayerGraph,
+    machine: &Machine,
+    partition: &Partition,
+    limits: Limits,
+) -> Partition {
+    let mut all = partition.clone();
+    all.recompute.fill(limits.recompute == Recompute::Always);
+    match limits.recompute {
+        Recompute::Auto => all.recomputing_where_needed(graph, machine, limits.memory),
+        Recompute::Never | Recompute::Always => all,
+    }
 }
 
 /// What is proved of a partition, given that no plan has a smaller bottleneck than `lower_bound`.
@@ -372,29 +391,33 @@ mod tests {
             any::<bool>(),
             0usize..4,
             proptest::option::of(500u64..3000),
+            0usize..3,
         )
-            .prop_map(|(devices, straight, formula, memory_bytes)| Request {
-                cluster: Cluster {
-                    devices,
-                    bandwidth_bytes_per_s: 1e4,
-                    latency_s: 0.0,
-                    local: false,
-                    memory_bytes,
-                    servers: Vec::new(),
+            .prop_map(
+                |(devices, straight, formula, memory_bytes, recompute)| Request {
+                    cluster: Cluster {
+                        devices,
+                        bandwidth_bytes_per_s: 1e4,
+                        latency_s: 0.0,
+                        local: false,
+                        memory_bytes,
+                        servers: Vec::new(),
+                    },
+                    solver: Solver::Dp,
+                    formula: [
+                        Formula::Ours,
+                        Formula::Paper,
+                        Formula::Sosp19,
+                        Formula::Release,
+                    ][formula],
+                    scope: if straight {
+                        Scope::Straight
+                    } else {
+                        Scope::All
+                    },
+                    recompute: [Recompute::Auto, Recompute::Never, Recompute::Always][recompute],
                 },
-                solver: Solver::Dp,
-                formula: [
-                    Formula::Ours,
-                    Formula::Paper,
-                    Formula::Sosp19,
-                    Formula::Release,
-                ][formula],
-                scope: if straight {
-                    Scope::Straight
-                } else {
-                    Scope::All
-                },
-            })
+            )
     }
 
     /// The smallest objective of all chains of downsets with all replications that fit, each evaluated by itself.
@@ -403,6 +426,7 @@ mod tests {
         machine: &'a Machine,
         formula: Formula,
         limits: Limits,
+        again: &'a [bool],
         best: Option<f64>,
     }
 
@@ -433,10 +457,13 @@ mod tests {
                 order.extend((0..self.graph.len()).filter(|&l| (larger & !set) >> l & 1 == 1));
                 let left = self.limits.devices - partition.workers();
                 for replicas in 1..=left.min(self.limits.most_replicas) {
-                    let mut partition = partition.clone();
-                    partition.stages.push(start..order.len());
-                    partition.replicas.push(replicas);
-                    self.visit(larger, &order, &partition);
+                    for &again in self.again {
+                        let mut partition = partition.clone();
+                        partition.stages.push(start..order.len());
+                        partition.replicas.push(replicas);
+                        partition.recompute.push(again);
+                        self.visit(larger, &order, &partition);
+                    }
                 }
             }
         }
@@ -457,15 +484,21 @@ mod tests {
                     _ => request.cluster.devices,
                 },
                 memory: memory_limit(&request.cluster),
+                recompute: request.recompute,
             };
             let mut brute = Brute {
                 graph: &graph,
                 machine: &machine,
                 formula: request.formula,
                 limits,
+                again: match request.recompute {
+                    Recompute::Auto => &[false, true],
+                    Recompute::Never => &[false],
+                    Recompute::Always => &[true],
+                },
                 best: None,
             };
-            let none = Partition { stages: Vec::new(), replicas: Vec::new() };
+            let none = Partition::new(Vec::new(), Vec::new());
             brute.visit(0, &[], &none);
             // Where each tensor has one reader, traffic does not depend on the cuts further on: nothing is relaxed. Our
             // own cost model is searched with what is known of them, the others are not.
@@ -523,6 +556,7 @@ mod tests {
             solver: Solver::Dp,
             formula: Formula::Ours,
             scope: Scope::Straight,
+            recompute: Recompute::Auto,
         };
         let machine = Machine::new(&request.cluster, 0.0);
         let graph = LayerGraph::new(&profile);

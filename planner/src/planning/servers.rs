@@ -10,7 +10,7 @@ use crate::graph::LayerGraph;
 use crate::plan::Cluster;
 use crate::schedule::noam;
 use crate::solve::servers::{self, Places, Rules, thin_cuts};
-use crate::solve::{Downsets, Limits};
+use crate::solve::{Downsets, Limits, Recompute};
 
 /// So many places are searched at most; all pairs of them are tried.
 const MOST_PLACES: usize = 64;
@@ -34,7 +34,7 @@ pub(super) fn search_servers(
     };
     if let Scope::Given(specs) = &request.scope {
         let partition = hand::partition(graph, specs, devices)?;
-        let found = place(graph, machine, &partition, fabric);
+        let found = place(graph, machine, &partition, fabric, request.recompute);
         let Some(placed) = found else {
             return Err(nearest(graph, machine, request, fabric, &partition).into());
         };
@@ -45,7 +45,7 @@ pub(super) fn search_servers(
         space,
         machine,
         fabric,
-        most_replicas,
+        (most_replicas, request.recompute),
         relaxed.lower_bound,
         Some(wanted),
     );
@@ -73,7 +73,14 @@ pub(super) fn search_alike(
         cards: vec![f64::INFINITY],
         inner: vec![machine.bandwidth],
     };
-    let found = search_places(space, machine, &fabric, limits.most_replicas, bound, None)?;
+    let found = search_places(
+        space,
+        machine,
+        &fabric,
+        (limits.most_replicas, limits.recompute),
+        bound,
+        None,
+    )?;
     Some(Found {
         placement: None,
         ..found
@@ -86,13 +93,14 @@ fn search_places(
     space: &Space,
     machine: &Machine,
     fabric: &Fabric,
-    most_replicas: usize,
+    (most_replicas, recompute): (usize, Recompute),
     bound: f64,
     wanted: Option<(&LayerGraph, &Partition)>,
 ) -> Option<Found> {
     let rules = Rules {
         most_replicas,
         given: None,
+        recompute,
     };
     let solve = |graph: &LayerGraph, places: &Places| {
         servers::solve(graph, places, fabric, machine, rules, bound)
@@ -133,12 +141,14 @@ pub(super) fn place(
     machine: &Machine,
     partition: &Partition,
     fabric: &Fabric,
+    recompute: Recompute,
 ) -> Option<servers::Placed> {
     let ends = partition.stages.iter().map(|stage| stage.end);
     let cuts: Vec<usize> = std::iter::once(0).chain(ends).collect();
     let rules = Rules {
         most_replicas: partition.workers(),
         given: Some(&partition.replicas),
+        recompute,
     };
     let places = Places::of_cuts(graph, &cuts);
     servers::solve(graph, &places, fabric, machine, rules, 0.0)
@@ -291,7 +301,7 @@ fn nearest(
     for slot in &mut unlimited.slots {
         slot.memory = f64::INFINITY;
     }
-    let placement = place(graph, machine, partition, &unlimited)
+    let placement = place(graph, machine, partition, &unlimited, Recompute::Never)
         .map_or_else(|| pack(partition, &unlimited), |placed| placed.placement);
     let placement = Placement {
         fabric: fabric.clone(),

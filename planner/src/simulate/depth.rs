@@ -325,10 +325,7 @@ mod tests {
             reduce_s_per_byte: 0.0,
         };
         let graph = LayerGraph::new(&testing::chain(&[6.0; 4], &[0; 4], &[3000; 3]));
-        let partition = Partition {
-            stages: (0..4).map(|i| i..i + 1).collect(),
-            replicas: vec![1; 4],
-        };
+        let partition = Partition::new((0..4).map(|i| i..i + 1).collect(), vec![1; 4]);
         (Evaluation::new(&graph, &partition, &machine), machine)
     }
 
@@ -361,10 +358,7 @@ mod tests {
             reduce_s_per_byte: 0.0,
         };
         let graph = LayerGraph::new(&testing::chain(&[30.0; 3], &[9; 3], &[1_000_000; 2]));
-        let partition = Partition {
-            stages: (0..3).map(|i| i..i + 1).collect(),
-            replicas: vec![1; 3],
-        };
+        let partition = Partition::new((0..3).map(|i| i..i + 1).collect(), vec![1; 3]);
         let evaluation = Evaluation::new(&graph, &partition, &machine);
         let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
         let goal = 1.02 * 30e-3;
@@ -389,10 +383,7 @@ mod tests {
             reduce_s_per_byte: 0.0,
         };
         let graph = LayerGraph::new(&testing::chain(&[12.0, 6.0, 6.0], &[9, 9, 9], &[1, 1]));
-        let partition = Partition {
-            stages: (0..3).map(|i| i..i + 1).collect(),
-            replicas: vec![2, 1, 1],
-        };
+        let partition = Partition::new((0..3).map(|i| i..i + 1).collect(), vec![2, 1, 1]);
         let evaluation = Evaluation::new(&graph, &partition, &machine);
         let at_once = shapes(&evaluation, &machine, f64::INFINITY, 0.0, 0);
         let stalled = predict(&evaluation, &at_once, &machine).unwrap();

@@ -535,10 +535,7 @@ mod tests {
     /// Two layers of 3 ms (1 forward, 2 backward), one stage each.
     fn pair(machine: &Machine, replicas: [usize; 2]) -> Evaluation {
         let graph = LayerGraph::new(&testing::chain(&[3.0, 3.0], &[1000, 1000], &[1000]));
-        let partition = Partition {
-            stages: vec![0..1, 1..2],
-            replicas: replicas.to_vec(),
-        };
+        let partition = Partition::new(vec![0..1, 1..2], replicas.to_vec());
         Evaluation::new(&graph, &partition, machine)
     }
 
@@ -579,10 +576,7 @@ mod tests {
         // Three replicas: 4 messages of a third of 1000 bytes at 1 MB/s, a latency each, before the step.
         let machine = machine(1e6, 0.1e-3);
         let graph = LayerGraph::new(&testing::chain(&[3.0], &[1000], &[]));
-        let partition = Partition {
-            stages: std::iter::once(0..1).collect(),
-            replicas: vec![3],
-        };
+        let partition = Partition::new(std::iter::once(0..1).collect(), vec![3]);
         let evaluation = Evaluation::new(&graph, &partition, &machine);
         let schedule = Schedule::data_parallel(3, 6).unwrap();
         let trace = run(&schedule, &evaluation, &machine).unwrap();

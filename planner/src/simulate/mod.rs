@@ -242,10 +242,10 @@ mod tests {
                     message_s_per_byte: kappa,
                     reduce_s_per_byte: kappa,
                 };
-                let partition = Partition {
-                    stages: (0..stages.len()).map(|i| i..i + 1).collect(),
-                    replicas: stages.iter().map(|s| s.3).collect(),
-                };
+                let partition = Partition::new(
+                    (0..stages.len()).map(|i| i..i + 1).collect(),
+                    stages.iter().map(|s| s.3).collect(),
+                );
                 let graph = LayerGraph::new(&profile);
                 (Evaluation::new(&graph, &partition, &machine), machine)
             })

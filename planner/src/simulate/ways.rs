@@ -88,10 +88,7 @@ mod tests {
         let cluster = Cluster::uniform(4, 2, 1e3, 1e4, None);
         let machine = Machine::new(&cluster, 0.0);
         let graph = LayerGraph::new(&testing::chain(&[1.0, 1.0], &[1, 1], &[1]));
-        let partition = Partition {
-            stages: vec![0..1, 1..2],
-            replicas: vec![2, 2],
-        };
+        let partition = Partition::new(vec![0..1, 1..2], vec![2, 2]);
         let placement = Placement {
             fabric: Fabric::new(&cluster).unwrap(),
             counts: vec![vec![2, 0], vec![0, 2]],

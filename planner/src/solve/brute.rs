@@ -1,11 +1,11 @@
-//! Enumerates every partition and every replication: the truth that the solvers are tested against.
+//! Enumerates every partition, every replication and what recomputes: the truth that the solvers are tested against.
 
-use super::{Problem, Solution};
+use super::{Problem, Recompute, Solution, least_memory_of};
 use crate::cost::Partition;
 
 /// The best partition: smallest bottleneck, then fewest devices, fewest stages, least memory.
 pub fn solve(problem: &Problem) -> Option<Solution> {
-    let mut best: Option<((f64, usize, usize, f64), Partition)> = None;
+    let mut best: Best = None;
     let layers = problem.layers();
     for cuts in 0u32..1 << (layers - 1) {
         let mut stages = Vec::new();
@@ -17,22 +17,10 @@ pub fn solve(problem: &Problem) -> Option<Solution> {
             }
         }
         for_each_replication(problem, stages.len(), &mut Vec::new(), &mut |replicas| {
-            let partition = Partition {
-                stages: stages.clone(),
-                replicas: replicas.to_vec(),
-            };
-            let memory = largest_memory(problem, &partition);
-            if memory > problem.memory {
-                return;
-            }
-            let load = stages
-                .iter()
-                .zip(replicas)
-                .map(|(s, &r)| problem.load(s.start, s.end, r))
-                .fold(0.0, f64::max);
-            let key = (load, partition.workers(), stages.len(), memory);
-            if best.as_ref().is_none_or(|(least, _)| key < *least) {
-                best = Some((key, partition));
+            for flags in 0u32..1 << stages.len() {
+                let mut partition = Partition::new(stages.clone(), replicas.to_vec());
+                partition.recompute = (0..stages.len()).map(|s| flags >> s & 1 == 1).collect();
+                judge(problem, partition, &mut best);
             }
         });
     }
@@ -42,12 +30,34 @@ pub fn solve(problem: &Problem) -> Option<Solution> {
     })
 }
 
+type Best = Option<((f64, usize, usize, f64), Partition)>;
+
+fn judge(problem: &Problem, partition: Partition, best: &mut Best) {
+    let allowed = match problem.recompute {
+        Recompute::Auto => true,
+        Recompute::Never => !partition.recompute.contains(&true),
+        Recompute::Always => !partition.recompute.contains(&false),
+    };
+    let memory = largest_memory(problem, &partition);
+    if !allowed || memory > problem.memory {
+        return;
+    }
+    let load = (0..partition.stages.len())
+        .map(|stage| problem.load_of(&problem.stage(&partition, stage), partition.replicas[stage]))
+        .fold(0.0, f64::max);
+    let key = (load, partition.workers(), partition.stages.len(), memory);
+    if best.as_ref().is_none_or(|(least, _)| key < *least) {
+        *best = Some((key, partition));
+    }
+}
+
 /// Memory of the fullest worker.
 pub fn largest_memory(problem: &Problem, partition: &Partition) -> f64 {
     let mut behind = 0;
     let mut most = 0.0f64;
-    for (stage, &replicas) in partition.stages.iter().zip(&partition.replicas).rev() {
-        most = most.max(problem.memory_of(stage.start, stage.end, replicas, behind));
+    for (stage, &replicas) in partition.replicas.iter().enumerate().rev() {
+        let sums = problem.stage(partition, stage);
+        most = most.max(least_memory_of(&sums, replicas, behind));
         behind += replicas;
     }
     most

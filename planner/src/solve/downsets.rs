@@ -151,8 +151,11 @@ impl Downsets {
             order.extend((0..self.layers).filter(|&l| has(until, l) && !has(before, l)));
             stages.push(start..order.len());
         }
-        let replicas = chain.replicas.clone();
-        (order, Partition { stages, replicas })
+        let partition = Partition {
+            stages,
+            ..chain.clone()
+        };
+        (order, partition)
     }
 }
 

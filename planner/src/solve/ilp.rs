@@ -10,7 +10,7 @@ use good_lp::{
     variable,
 };
 
-use super::{Problem, Solution, SolverError};
+use super::{Problem, Solution, SolverError, least_memory_of};
 use crate::cost::Partition;
 
 /// A possible stage.
@@ -18,6 +18,7 @@ struct Arc {
     start: usize,
     end: usize,
     replicas: usize,
+    recompute: bool,
     load: f64,
     /// Devices that may be behind it within its memory.
     most_behind: usize,
@@ -60,25 +61,27 @@ fn arcs(problem: &Problem) -> Vec<Arc> {
     for start in 0..problem.layers() {
         for (end, _) in problem.table.stages_from(start) {
             for replicas in 1..=problem.most_replicas {
-                let fits =
-                    |behind| problem.memory_of(start, end, replicas, behind) <= problem.memory;
-                let room = problem.devices - replicas;
-                // Nothing behind the last stage; elsewhere at least one device.
-                let range = if end == problem.layers() {
-                    0..=0
-                } else {
-                    1..=room
-                };
-                let Some(most_behind) = range.rev().find(|&behind| fits(behind)) else {
-                    continue;
-                };
-                arcs.push(Arc {
-                    start,
-                    end,
-                    replicas,
-                    load: problem.load(start, end, replicas),
-                    most_behind,
-                });
+                for (sums, recompute) in problem.ways(start, end) {
+                    let fits = |behind| least_memory_of(&sums, replicas, behind) <= problem.memory;
+                    let room = problem.devices - replicas;
+                    // Nothing behind the last stage; elsewhere at least one device.
+                    let range = if end == problem.layers() {
+                        0..=0
+                    } else {
+                        1..=room
+                    };
+                    let Some(most_behind) = range.rev().find(|&behind| fits(behind)) else {
+                        continue;
+                    };
+                    arcs.push(Arc {
+                        start,
+                        end,
+                        replicas,
+                        recompute,
+                        load: problem.load_of(&sums, replicas),
+                        most_behind,
+                    });
+                }
             }
         }
     }
@@ -87,7 +90,8 @@ fn arcs(problem: &Problem) -> Vec<Arc> {
 
 /// Arcs within the threshold, without those that another one of the same stage replaces.
 ///
-/// Fewer replicas that admit as many devices behind them are never worse: they leave fewer to the stages before.
+/// Fewer replicas that admit as many devices behind them are never worse: they leave fewer to the stages before. Of as
+/// many replicas those that do not recompute come first.
 fn useful<'a>(arcs: &'a [Arc], threshold: f64) -> Vec<&'a Arc> {
     let mut kept: Vec<&'a Arc> = Vec::new();
     for arc in arcs.iter().filter(|arc| arc.load <= threshold) {
@@ -159,11 +163,13 @@ fn within(
         .map(|(arc, _)| *arc)
         .collect();
     path.sort_unstable_by_key(|arc| arc.start);
+    let mut partition = Partition::new(
+        path.iter().map(|arc| arc.start..arc.end).collect(),
+        path.iter().map(|arc| arc.replicas).collect(),
+    );
+    partition.recompute = path.iter().map(|arc| arc.recompute).collect();
     Ok(Some(Solution {
         bottleneck: path.iter().map(|arc| arc.load).fold(0.0, f64::max),
-        partition: Partition {
-            stages: path.iter().map(|arc| arc.start..arc.end).collect(),
-            replicas: path.iter().map(|arc| arc.replicas).collect(),
-        },
+        partition,
     }))
 }

@@ -31,6 +31,28 @@ pub struct Problem {
     devices: usize,
     most_replicas: usize,
     memory: f64,
+    recompute: Recompute,
+}
+
+/// Whether stages run forward again before their backward, to keep less in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// Where the memory asks for it.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Never,
+    /// Everywhere.
+    Always,
+}
+
+impl Recompute {
+    /// The ways in which a stage may run, the faster one first: its sums, and whether it recomputes.
+    pub(crate) fn ways(self, sums: &StageSums) -> impl Iterator<Item = (StageSums, bool)> {
+        let plain = (self != Self::Always).then_some((*sums, false));
+        let again = (self != Self::Never).then(|| (sums.recomputing(), true));
+        plain.into_iter().chain(again)
+    }
 }
 
 /// What to search for.
@@ -42,6 +64,8 @@ pub struct Limits {
     pub most_replicas: usize,
     /// Bytes of memory of each device; infinite if there is no limit.
     pub memory: f64,
+    /// Whether stages may recompute.
+    pub recompute: Recompute,
 }
 
 /// The best partition that a solver found, and what is proved about it.
@@ -87,6 +111,7 @@ impl Problem {
             devices: limits.devices,
             most_replicas: limits.most_replicas.min(limits.devices),
             memory: limits.memory,
+            recompute: limits.recompute,
         }
     }
 
@@ -103,17 +128,24 @@ impl Problem {
         self.table.layers()
     }
 
-    fn load(&self, start: usize, end: usize, replicas: usize) -> f64 {
-        self.load_of(self.table.get(start, end), replicas)
-    }
-
     fn load_of(&self, sums: &StageSums, replicas: usize) -> f64 {
         self.formula.load(sums, replicas, &self.machine)
     }
 
-    /// Memory of a worker of stage `start..end` with `behind` replicas in all later stages.
-    fn memory_of(&self, start: usize, end: usize, replicas: usize, behind: usize) -> f64 {
-        least_memory_of(self.table.get(start, end), replicas, behind)
+    /// The ways in which a stage may run.
+    fn ways(&self, start: usize, end: usize) -> impl Iterator<Item = (StageSums, bool)> {
+        self.recompute.ways(self.table.get(start, end))
+    }
+
+    /// Sums of a stage of a partition.
+    fn stage(&self, partition: &Partition, stage: usize) -> StageSums {
+        let places = &partition.stages[stage];
+        let sums = self.table.get(places.start, places.end);
+        if partition.recompute[stage] {
+            sums.recomputing()
+        } else {
+            *sums
+        }
     }
 
     /// No plan has a smaller bottleneck, whatever its stages: all work spread evenly over all devices, or the layer
@@ -159,41 +191,49 @@ mod tests {
             prop_oneof![Just(f64::INFINITY), (500u32..4000).prop_map(f64::from)],
             1usize..6,
             0usize..5,
+            prop_oneof![
+                Just(Recompute::Auto),
+                Just(Recompute::Never),
+                Just(Recompute::Always)
+            ],
         )
-            .prop_map(|(layers, devices, memory, most_replicas, formula)| {
-                let ms: Vec<f64> = layers.iter().map(|l| f64::from(l.0)).collect();
-                let weights: Vec<u64> = layers.iter().map(|l| l.1).collect();
-                let edges: Vec<u64> = layers[1..].iter().map(|l| l.3).collect();
-                let mut profile = testing::chain(&ms, &weights, &edges);
-                for (layer, l) in profile.layers.iter_mut().zip(&layers) {
-                    layer.stash_bytes = l.2;
-                    layer.step_ms = f64::from(l.4);
-                }
-                let machine = Machine {
-                    bandwidth: 1e4,
-                    latency: 0.0,
-                    message_s_per_byte: if formula == 4 { 1e-5 } else { 0.0 },
-                    reduce_s_per_byte: if formula == 4 { 2e-5 } else { 0.0 },
-                };
-                let formula = match formula {
-                    1 => Formula::Paper,
-                    2 => Formula::Sosp19,
-                    3 => Formula::Release,
-                    _ => Formula::Ours,
-                };
-                let limits = Limits {
-                    devices,
-                    most_replicas,
-                    memory,
-                };
-                Problem::new(
-                    &LayerGraph::new(&profile),
-                    machine,
-                    formula,
-                    limits,
-                    SkipCount::Once,
-                )
-            })
+            .prop_map(
+                |(layers, devices, memory, most_replicas, formula, recompute)| {
+                    let ms: Vec<f64> = layers.iter().map(|l| f64::from(l.0)).collect();
+                    let weights: Vec<u64> = layers.iter().map(|l| l.1).collect();
+                    let edges: Vec<u64> = layers[1..].iter().map(|l| l.3).collect();
+                    let mut profile = testing::chain(&ms, &weights, &edges);
+                    for (layer, l) in profile.layers.iter_mut().zip(&layers) {
+                        layer.stash_bytes = l.2;
+                        layer.step_ms = f64::from(l.4);
+                    }
+                    let machine = Machine {
+                        bandwidth: 1e4,
+                        latency: 0.0,
+                        message_s_per_byte: if formula == 4 { 1e-5 } else { 0.0 },
+                        reduce_s_per_byte: if formula == 4 { 2e-5 } else { 0.0 },
+                    };
+                    let formula = match formula {
+                        1 => Formula::Paper,
+                        2 => Formula::Sosp19,
+                        3 => Formula::Release,
+                        _ => Formula::Ours,
+                    };
+                    let limits = Limits {
+                        devices,
+                        most_replicas,
+                        memory,
+                        recompute,
+                    };
+                    Problem::new(
+                        &LayerGraph::new(&profile),
+                        machine,
+                        formula,
+                        limits,
+                        SkipCount::Once,
+                    )
+                },
+            )
     }
 
     proptest! {
@@ -213,10 +253,20 @@ mod tests {
                     let key = |s: &Solution| (s.partition.workers(), s.partition.stages.len());
                     prop_assert_eq!(key(&dp), key(&exact));
                     prop_assert_eq!(key(&ilp), key(&exact));
-                    prop_assert_eq!(
-                        brute::largest_memory(&problem, &dp.partition),
-                        brute::largest_memory(&problem, &exact.partition)
-                    );
+                    if problem.recompute == Recompute::Auto {
+                        // A stage recomputes only if its memory asks for it.
+                        for stage in 0..dp.partition.stages.len() {
+                            let mut plain = dp.partition.clone();
+                            plain.recompute[stage] = false;
+                            let needed = brute::largest_memory(&problem, &plain) > problem.memory;
+                            prop_assert!(needed || !dp.partition.recompute[stage]);
+                        }
+                    } else {
+                        prop_assert_eq!(
+                            brute::largest_memory(&problem, &dp.partition),
+                            brute::largest_memory(&problem, &exact.partition)
+                        );
+                    }
                 }
                 other => prop_assert!(false, "only some found a plan: {:?}", other),
             }

@@ -4,12 +4,12 @@
 //! its memory. Then D(i) = min over the end j of the next stage of D(j) + r(i, j, D(j)), where r is the fewest
 //! replicas that stage i..j needs. Taking the suffix with the fewest devices is never wrong: the stage's depth, and so
 //! its memory, grows with the devices behind it. The loads fall with r from r = 2 on (r = 1 needs no all-reduce and is
-//! tried by itself; SOSP 2019's all-reduce rises and bounds r from above), and so does the memory, so that r is found
-//! by bisection. One decision takes
+//! tried by itself; SOSP 2019's all-reduce rises and bounds r from above), and so does the memory, whether the stage
+//! recomputes or not, so that r is found by bisection: a stage recomputes if only then that few replicas suffice. One decision takes
 //! O(layers^2 log devices), whatever the number of devices; the smallest T with D(0) <= N is found by bisection and
 //! then walked down from one plan's bottleneck to the next until no smaller one exists: the result is exact.
 
-use super::{Problem, Solution, least_memory_of};
+use super::{Problem, Recompute, Solution, least_memory_of};
 use crate::cost::Partition;
 
 /// The best way to run the layers from some layer on.
@@ -19,9 +19,10 @@ struct Suffix {
     stages: usize,
     /// Bytes of the fullest worker.
     memory: f64,
-    /// End of its first stage, and that stage's replicas.
+    /// End of its first stage, that stage's replicas, and whether it recomputes.
     end: usize,
     replicas: usize,
+    recompute: bool,
 }
 
 impl Suffix {
@@ -67,14 +68,10 @@ pub struct LeastMemory {
 pub fn least_memory(problem: &Problem) -> LeastMemory {
     let whole = |memory| decide(problem, f64::INFINITY, memory);
     // One stage on one device always fits an infinite memory.
-    let mut best = LeastMemory {
-        bytes: problem.memory_of(0, problem.layers(), 1, 0),
-        partition: Partition {
-            stages: std::iter::once(0..problem.layers()).collect(),
-            replicas: vec![1],
-        },
-        stage: 0,
-    };
+    let mut best = fullest(
+        problem,
+        trivial(problem.layers(), problem.recompute == Recompute::Always),
+    );
     let mut low = 0.0;
     while best.bytes > low * (1.0 + 1e-6) {
         let middle = f64::midpoint(low, best.bytes);
@@ -89,12 +86,17 @@ pub fn least_memory(problem: &Problem) -> LeastMemory {
     best
 }
 
+fn trivial(layers: usize, recompute: bool) -> Partition {
+    let mut partition = Partition::new(std::iter::once(0..layers).collect(), vec![1]);
+    partition.recompute = vec![recompute];
+    partition
+}
+
 fn fullest(problem: &Problem, partition: Partition) -> LeastMemory {
     let mut behind = 0;
     let mut most = (0.0, 0);
-    for (stage, layers) in partition.stages.iter().enumerate().rev() {
-        let replicas = partition.replicas[stage];
-        let bytes = problem.memory_of(layers.start, layers.end, replicas, behind);
+    for (stage, &replicas) in partition.replicas.iter().enumerate().rev() {
+        let bytes = least_memory_of(&problem.stage(&partition, stage), replicas, behind);
         if bytes > most.0 {
             most = (bytes, stage);
         }
@@ -117,6 +119,7 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
         memory: 0.0,
         end: layers,
         replicas: 0,
+        recompute: false,
     });
     for start in (0..layers).rev() {
         let mut best: Option<Suffix> = None;
@@ -136,21 +139,29 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
                 continue;
             }
             let room = (allowed - rest.devices).min(problem.most_replicas);
-            let fits = |replicas| {
-                problem.load_of(sums, replicas) <= threshold
-                    && least_memory_of(sums, replicas, rest.devices) <= memory
+            let fitting = |replicas| {
+                let mut ways = problem.recompute.ways(sums);
+                ways.find(|(sums, _)| {
+                    problem.load_of(sums, replicas) <= threshold
+                        && least_memory_of(sums, replicas, rest.devices) <= memory
+                })
             };
+            let fits = |replicas| fitting(replicas).is_some();
             let admits = |r| problem.formula.admits(sums, r, threshold, &problem.machine);
             let Some(replicas) = fewest(at_least, most(room, admits), fits) else {
                 continue;
             };
-            let own = least_memory_of(sums, replicas, rest.devices);
+            let Some((sums, recompute)) = fitting(replicas) else {
+                continue;
+            };
+            let own = least_memory_of(&sums, replicas, rest.devices);
             let candidate = Suffix {
                 devices: rest.devices + replicas,
                 stages: rest.stages + 1,
                 memory: rest.memory.max(own),
                 end,
                 replicas,
+                recompute,
             };
             if best.is_none_or(|b| candidate.key() < b.key()) {
                 best = Some(candidate);
@@ -213,17 +224,16 @@ fn most(to: usize, admits: impl Fn(usize) -> bool) -> usize {
 }
 
 fn trace(problem: &Problem, suffixes: &[Option<Suffix>]) -> Option<Solution> {
-    let mut partition = Partition {
-        stages: Vec::new(),
-        replicas: Vec::new(),
-    };
+    let mut partition = Partition::new(Vec::new(), Vec::new());
     let mut bottleneck = 0.0f64;
     let mut start = 0;
     while start < problem.layers() {
         let suffix = suffixes[start]?;
-        bottleneck = bottleneck.max(problem.load(start, suffix.end, suffix.replicas));
         partition.stages.push(start..suffix.end);
         partition.replicas.push(suffix.replicas);
+        partition.recompute.push(suffix.recompute);
+        let sums = problem.stage(&partition, partition.stages.len() - 1);
+        bottleneck = bottleneck.max(problem.load_of(&sums, suffix.replicas));
         start = suffix.end;
     }
     Some(Solution {

@@ -11,6 +11,7 @@ use super::places::Places;
 use super::spread;
 use crate::cost::placement::{CardBytes, Meetings, add_link, add_ring};
 use crate::cost::{Fabric, Machine, StageSums};
+use crate::solve::Recompute;
 
 /// What is searched.
 pub struct Search<'a> {
@@ -24,6 +25,8 @@ pub struct Search<'a> {
     pub most_replicas: usize,
     /// Replicas of every stage, one between each two places, where they are given.
     pub given: Option<&'a [usize]>,
+    /// Whether stages may recompute.
+    pub recompute: Recompute,
 }
 
 /// How much is tried.
@@ -61,6 +64,8 @@ pub struct PlacedStage {
     pub end: usize,
     /// Replicas on each slot.
     pub counts: Vec<usize>,
+    /// Whether it recomputes.
+    pub recompute: bool,
 }
 
 /// What a search for one bottleneck says.
@@ -85,6 +90,7 @@ pub(super) struct Label {
     /// Replicas of its first stage on each slot, and in each server.
     pub(super) counts: Vec<usize>,
     servers: Vec<usize>,
+    recompute: bool,
     /// Devices of each slot that are left.
     pub(super) free: Vec<usize>,
     /// Devices that are used.
@@ -190,10 +196,12 @@ impl<'a, 'b> Run<'a, 'b> {
             ..self.search.machine
         };
         let fits = |replicas: usize| {
-            let loads = sums.loads(replicas, &machine);
-            loads.device() / self.fastest <= self.threshold
-                && loads.network() <= self.threshold
-                && sums.memory(replicas, 1, 0) <= self.largest_memory
+            self.search.recompute.ways(sums).any(|(sums, _)| {
+                let loads = sums.loads(replicas, &machine);
+                loads.device() / self.fastest <= self.threshold
+                    && loads.network() <= self.threshold
+                    && sums.memory(replicas, 1, 0) <= self.largest_memory
+            })
         };
         if fits(1) {
             return Some(1);
@@ -221,6 +229,7 @@ impl<'a, 'b> Run<'a, 'b> {
             end: last,
             counts: Vec::new(),
             servers: Vec::new(),
+            recompute: false,
             free: self.all.clone(),
             devices: 0,
             stages: 0,
@@ -265,6 +274,7 @@ impl<'a, 'b> Run<'a, 'b> {
                 start: label.start,
                 end: label.end,
                 counts: label.counts.clone(),
+                recompute: label.recompute,
             })
             .collect()
     }
@@ -372,8 +382,11 @@ impl<'a, 'b> Run<'a, 'b> {
         }
         let most = most.min(self.search.most_replicas);
         let behind = self.labels[label].devices;
-        let memory = |replicas: usize| sums.memory(replicas, 1 + behind.div_ceil(replicas), 0);
-        let fits = |replicas: &usize| memory(*replicas) <= self.largest_memory;
+        let fits = |&replicas: &usize| {
+            let mut ways = self.search.recompute.ways(sums);
+            let depth = 1 + behind.div_ceil(replicas);
+            ways.any(|(sums, _)| sums.memory(replicas, depth, 0) <= self.largest_memory)
+        };
         let mut tried: Vec<usize> = (fewest..=most)
             .filter(fits)
             .take(self.effort.replicas)
@@ -443,11 +456,16 @@ impl<'a, 'b> Run<'a, 'b> {
         let fabric = self.search.fabric;
         let replicas: usize = counts.iter().sum();
         let worst = fabric.worst(&counts);
-        let memory = sums.memory(replicas, 1 + behind.devices.div_ceil(replicas), 0);
-        let loads = worst.loads(sums, replicas, &self.search.machine);
-        if loads.largest() > self.threshold || memory > worst.memory {
+        let depth = 1 + behind.devices.div_ceil(replicas);
+        // A stage recomputes only if its memory asks for it.
+        let mut ways = self.search.recompute.ways(sums);
+        let (sums, recompute) =
+            ways.find(|(sums, _)| sums.memory(replicas, depth, 0) <= worst.memory)?;
+        let loads = worst.loads(&sums, replicas, &self.search.machine);
+        if loads.largest() > self.threshold {
             return None;
         }
+        let memory = sums.memory(replicas, depth, 0);
         let servers = fabric.by_server(&counts);
         let mut cards = behind.cards.clone();
         add_ring(&mut cards, &servers, sums.parameters);
@@ -466,6 +484,7 @@ impl<'a, 'b> Run<'a, 'b> {
             behind: Some(label),
             end: behind.start,
             servers,
+            recompute,
             free: left.map(|(free, count)| free - count).collect(),
             devices: behind.devices + replicas,
             stages: behind.stages + 1,

@@ -17,6 +17,7 @@ pub use places::{Places, thin_cuts};
 
 use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
+use crate::solve::Recompute;
 
 /// What limits the search, besides the servers.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,8 @@ pub struct Rules<'a> {
     pub most_replicas: usize,
     /// Replicas of every stage, one between each two places, where they are given.
     pub given: Option<&'a [usize]>,
+    /// Whether stages may recompute.
+    pub recompute: Recompute,
 }
 
 /// A plan on servers.
@@ -82,6 +85,7 @@ pub fn solve(
         machine: *machine,
         most_replicas: rules.most_replicas,
         given: rules.given,
+        recompute: rules.recompute,
     };
     let evaluate = |stages: &[PlacedStage]| unfold(graph, places, fabric, machine, stages);
     let quick = |threshold| search.decide(threshold, FAST, &mut QUICK.clone()).stages;
@@ -185,10 +189,8 @@ fn unfold(
         runs.push(start..order.len());
     }
     let counts: Vec<Vec<usize>> = stages.iter().map(|s| s.counts.clone()).collect();
-    let partition = Partition {
-        stages: runs,
-        replicas: counts.iter().map(|c| c.iter().sum()).collect(),
-    };
+    let mut partition = Partition::new(runs, counts.iter().map(|c| c.iter().sum()).collect());
+    partition.recompute = stages.iter().map(|s| s.recompute).collect();
     let placement = Placement {
         fabric: fabric.clone(),
         counts,
@@ -221,6 +223,7 @@ mod tests {
         fabric: &'a Fabric,
         machine: &'a Machine,
         most_replicas: usize,
+        recompute: Recompute,
         best: Option<(f64, usize)>,
     }
 
@@ -250,17 +253,24 @@ mod tests {
                             - counts.iter().map(|c| c[slot]).sum::<usize>()
                     })
                     .collect();
+                let again = match self.recompute {
+                    Recompute::Auto => &[false, true][..],
+                    Recompute::Never => &[false],
+                    Recompute::Always => &[true],
+                };
                 for replicas in 1..=free.iter().sum::<usize>().min(self.most_replicas) {
                     let mut ways = Vec::new();
                     let any = vec![None; free.len()];
                     let mut visit = |c: &[usize]| ways.push(c.to_vec());
                     spread::every(&free, &any, replicas, usize::MAX, &mut visit);
-                    for way in ways {
+                    for (way, &again) in ways.iter().flat_map(|w| again.iter().map(move |a| (w, a)))
+                    {
                         let mut partition = partition.clone();
                         partition.stages.push(start..order.len());
                         partition.replicas.push(replicas);
+                        partition.recompute.push(again);
                         let mut counts = counts.to_vec();
-                        counts.push(way);
+                        counts.push(way.clone());
                         self.visit(larger, &order, &partition, &counts);
                     }
                 }
@@ -358,7 +368,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(250))]
         #[test]
         fn the_search_on_servers_finds_what_brute_force_finds(
-            profile in graphs(), cluster in clusters(), straight in any::<bool>()
+            profile in graphs(),
+            cluster in clusters(),
+            straight in any::<bool>(),
+            recompute in prop_oneof![
+                Just(Recompute::Auto),
+                Just(Recompute::Never),
+                Just(Recompute::Always)
+            ],
         ) {
             let graph = LayerGraph::new(&profile);
             let machine = Machine::new(&cluster, 0.0);
@@ -371,12 +388,13 @@ mod tests {
                 fabric: &fabric,
                 machine: &machine,
                 most_replicas,
+                recompute,
                 best: None,
             };
-            let none = Partition { stages: Vec::new(), replicas: Vec::new() };
+            let none = Partition::new(Vec::new(), Vec::new());
             brute.visit(0, &[], &none, &[]);
             let places = Places::new(&graph, downsets.sets());
-            let rules = Rules { most_replicas, given: None };
+            let rules = Rules { most_replicas, given: None, recompute };
             let found = solve(&graph, &places, &fabric, &machine, rules, 0.0);
             match (brute.best, found) {
                 (None, None) => {}
@@ -389,7 +407,7 @@ mod tests {
                         fabric: &fabric,
                         machine,
                         most_replicas,
-                        given: None,
+                        given: None, recompute,
                     };
                     let bound = prove(&search, 0.0, best);
                     prop_assert!(bound <= best * (1.0 + 1e-9), "{} is above {}", bound, best);
