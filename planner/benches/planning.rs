@@ -65,6 +65,7 @@ fn chain(layers: usize) -> Profile {
         optimizer: None,
         layers,
         edges,
+        tied: Vec::new(),
         whole_step_ms: None,
         whole_step_samples_ms: Vec::new(),
         communication_s_per_byte: 0.0,
@@ -121,6 +122,7 @@ fn main() {
             formula: Formula::Ours,
             scope: Scope::All,
             recompute: Recompute::Auto,
+            together: Vec::new(),
         };
         let began = Instant::now();
         let planned = plan(&profile, file("profile.json"), &request);

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::cost::Formula;
 use crate::file::{self, FileError};
 use crate::planning::{
-    self, Explanation, PlanningError, Recompute, Request, Scope, Solver, StageSpec,
+    self, Explanation, PlanningError, Recompute, Request, Scope, Solver, StageSpec, Together,
 };
 use crate::profile::{FileRef, Profile};
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
@@ -126,6 +126,11 @@ pub struct Arguments {
     #[arg(long, value_name = "FIRST[:REPLICAS],...", value_parser = parse_stages)]
     pub stages: Option<Stages>,
 
+    /// Keep these layers in one stage (names, or numbers from 0), with all that lies between them in the graph; may be
+    /// given several times. Layers that share weights stay together by themselves
+    #[arg(long, value_name = "FIRST..LAST|LAYER,LAYER,...")]
+    pub together: Vec<Together>,
+
     /// Plan for a range of devices or bandwidths, or both: gpus=1..64, bw=1Gbps..100Gbps. Prints comma-separated
     /// values, one line for each plan (--output writes them to a file, --plot draws them)
     #[arg(long, value_name = "NAME=FIRST..LAST", value_parser = sweep::parse)]
@@ -239,7 +244,8 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Planning(PlanningError::Infeasible(_)) => 3,
-            Self::Planning(PlanningError::Hand(_)) | Self::Usage(_) => 2,
+            Self::Planning(PlanningError::Hand(_) | PlanningError::Together(_))
+            | Self::Usage(_) => 2,
             _ => 1,
         }
     }
@@ -290,6 +296,7 @@ impl Arguments {
                 RecomputeName::Never => Recompute::Never,
                 RecomputeName::Always => Recompute::Always,
             },
+            together: self.together.clone(),
             scope: match (&self.stages, self.straight) {
                 (Some(Stages(specs)), _) => Scope::Given(specs.clone()),
                 (None, true) => Scope::Straight,

@@ -8,10 +8,12 @@ use petgraph::visit::{DfsEvent, depth_first_search};
 use crate::profile::Profile;
 
 /// What one layer costs, in seconds and bytes per minibatch.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layer {
-    /// Unique name.
+    /// Unique name: of several layers made one, that of the first.
     pub name: String,
+    /// The layers of the profile that it stands for, in execution order.
+    pub members: Vec<String>,
     /// f: seconds.
     pub forward: f64,
     /// b: seconds.
@@ -41,6 +43,23 @@ pub struct Tensor {
     pub gradient: bool,
 }
 
+impl Layer {
+    /// Adds a layer that is to stay together with this one and runs behind it.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        if self.members.is_empty() {
+            self.name.clone_from(&other.name);
+        }
+        self.members.extend_from_slice(&other.members);
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.step += other.step;
+        self.parameters += other.parameters;
+        self.optimizer += other.optimizer;
+        self.stash += other.stash;
+        self.workspace = self.workspace.max(other.workspace);
+    }
+}
+
 impl Tensor {
     /// Bytes of the gradient that comes back.
     #[must_use]
@@ -67,6 +86,7 @@ impl LayerGraph {
             number.insert(layer.name.as_str(), i);
             graph.add_node(Layer {
                 name: layer.name.clone(),
+                members: vec![layer.name.clone()],
                 forward: layer.forward_ms / 1e3,
                 backward: layer.backward_ms / 1e3,
                 step: layer.step_ms / 1e3,
@@ -98,6 +118,29 @@ impl LayerGraph {
             tensor.readers.sort_unstable();
         }
         Self { graph, tensors }
+    }
+
+    /// The graph of these layers, in execution order, and of the tensors between them.
+    pub(crate) fn of_layers(layers: Vec<Layer>, tensors: Vec<Tensor>) -> Self {
+        let mut graph = DiGraph::new();
+        for layer in layers {
+            graph.add_node(layer);
+        }
+        for (t, tensor) in tensors.iter().enumerate() {
+            for &reader in &tensor.readers {
+                graph.add_edge(NodeIndex::new(tensor.producer), NodeIndex::new(reader), t);
+            }
+        }
+        Self { graph, tensors }
+    }
+
+    /// Takes away weights and optimizer state (bytes) that the layer with this member counts more than once.
+    pub(crate) fn share(&mut self, member: &str, parameters: f64, optimizer: f64) {
+        let mut layers = self.graph.node_weights_mut();
+        if let Some(layer) = layers.find(|layer| layer.members.iter().any(|m| m == member)) {
+            layer.parameters = (layer.parameters - parameters).max(0.0);
+            layer.optimizer = (layer.optimizer - optimizer).max(0.0);
+        }
     }
 
     /// The same graph with its layers in another execution order, which must be a topological one: layer i of the

@@ -8,6 +8,7 @@
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod cluster;
+pub mod contract;
 pub mod cost;
 pub mod file;
 pub mod graph;

@@ -30,6 +30,9 @@ pub struct Profile {
     pub layers: Vec<LayerProfile>,
     /// One entry per distinct (tensor, reading layer).
     pub edges: Vec<Edge>,
+    /// Weights that several layers share. Each of those layers counts them among its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tied: Vec<Tied>,
     /// Median time of the whole model's training step (forward, backward, optimizer), milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_step_ms: Option<f64>,
@@ -114,6 +117,20 @@ pub struct Edge {
     pub gradient: bool,
 }
 
+/// A weight tensor that several layers share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tied {
+    /// Name of the weight tensor.
+    pub tensor: String,
+    /// Its size, bytes.
+    pub parameter_bytes: u64,
+    /// Optimizer state for it, bytes.
+    #[serde(default)]
+    pub optimizer_bytes: u64,
+    /// Names of the layers, at least two.
+    pub layers: Vec<String>,
+}
+
 /// What makes a profile unusable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
@@ -189,6 +206,14 @@ pub enum ProfileError {
         from: String,
         /// The tensor.
         tensor: String,
+    },
+    /// Shared weights that make no sense.
+    #[error("`tied` weights `{tensor}`: {rule}")]
+    Tied {
+        /// The weights.
+        tensor: String,
+        /// What is asked for.
+        rule: &'static str,
     },
     /// Layers that wait for each other.
     #[error("the layers form a cycle: {}: a model's layer graph has none, correct the edges", path.join(" -> "))]
@@ -284,7 +309,35 @@ impl Profile {
             }
             layer.validate()?;
         }
+        self.validate_tied(&place_of)?;
         self.validate_edges(&place_of)
+    }
+
+    fn validate_tied(&self, place_of: &HashMap<&str, usize>) -> Result<(), ProfileError> {
+        for tied in &self.tied {
+            let error = |rule| {
+                Err(ProfileError::Tied {
+                    tensor: tied.tensor.clone(),
+                    rule,
+                })
+            };
+            let mut layers = HashSet::new();
+            for name in &tied.layers {
+                let Some(&place) = place_of.get(name.as_str()) else {
+                    return error("each of its layers must be one of the profile's");
+                };
+                if !layers.insert(place) {
+                    return error("each of its layers stands there once");
+                }
+                if self.layers[place].parameter_bytes < tied.parameter_bytes {
+                    return error("a layer that shares them has at least as many bytes of weights");
+                }
+            }
+            if layers.len() < 2 {
+                return error("it takes two layers to share them");
+            }
+        }
+        Ok(())
     }
 
     fn validate_edges(&self, place_of: &HashMap<&str, usize>) -> Result<(), ProfileError> {

@@ -42,6 +42,7 @@ pub fn chain(compute_ms: &[f64], parameter_bytes: &[u64], edge_bytes: &[u64]) ->
         optimizer: None,
         layers,
         edges,
+        tied: Vec::new(),
         whole_step_ms: None,
         whole_step_samples_ms: Vec::new(),
         communication_s_per_byte: 0.0,

@@ -49,6 +49,7 @@ fn chain(layers: &[(f64, f64, u64)], bytes: &[u64]) -> Profile {
                 gradient: true,
             })
             .collect(),
+        tied: Vec::new(),
         whole_step_ms: None,
         whole_step_samples_ms: Vec::new(),
         communication_s_per_byte: 0.0,
@@ -339,6 +340,80 @@ fn recomputation_is_planned_where_memory_asks_for_it() {
     );
     let (_, value, _) = plan(&[]);
     assert!(value.unwrap()["stages"][0].get("recompute").is_none());
+}
+
+#[test]
+fn layers_that_are_to_stay_together_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.json");
+    let layer = (1.0, 2.0, 0);
+    chain(&[layer; 4], &[10; 3]).save(&path).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = dp_plan();
+        command
+            .arg(&path)
+            .args(["--gpus", "2", "--bw", "1GB/s", "--straight", "--json"]);
+        let output = command.args(arguments).output().unwrap();
+        (
+            output.status.code().unwrap(),
+            serde_json::from_slice::<Value>(&output.stdout).ok(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let stages = |arguments: &[&str]| {
+        let plan = run(arguments).1.unwrap();
+        let stages = plan["stages"].as_array().unwrap().iter();
+        let sizes: Vec<usize> = stages
+            .map(|s| s["layers"].as_array().unwrap().len())
+            .collect();
+        (sizes, plan["optimal"].clone())
+    };
+    assert_eq!(stages(&[]), (vec![2, 2], true.into()));
+    assert_eq!(stages(&["--together", "L1..L3"]), (vec![1, 3], true.into()));
+    assert_eq!(stages(&["--together", "0,L2"]), (vec![3, 1], true.into()));
+    assert_eq!(
+        stages(&["--together", "L0..L1", "--together", "1,3"]),
+        (vec![4], true.into())
+    );
+    let explained = run(&["--together", "L1..L3", "--explain"]);
+    assert_eq!(explained.0, 0, "{}", explained.2);
+    for (text, says) in [
+        ("L1", "names no layers to keep together"),
+        ("L1..L9", "there is no layer `L9`"),
+    ] {
+        let (code, _, error) = run(&["--together", text]);
+        assert_eq!(code, 2);
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn layers_that_share_weights_stay_together_and_have_them_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.json");
+    let mut profile = chain(&[(1.0, 2.0, 500), (1.0, 2.0, 0), (1.0, 2.0, 500)], &[10; 2]);
+    profile.tied.push(planner::profile::Tied {
+        tensor: "embedding".to_owned(),
+        parameter_bytes: 500,
+        optimizer_bytes: 0,
+        layers: vec!["L0".to_owned(), "L2".to_owned()],
+    });
+    profile.save(&path).unwrap();
+    let mut command = dp_plan();
+    command
+        .arg(&path)
+        .args(["--gpus", "3", "--bw", "1GB/s", "--straight", "--json"]);
+    let output = command.output().unwrap();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["stages"].as_array().unwrap().len(), 1);
+    assert_eq!(plan["stages"][0]["parameter_bytes"], 500);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("L0, L2 share the weights `embedding`"),
+        "{error}"
+    );
+    profile.tied[0].layers[1] = "L9".to_owned();
+    assert!(profile.validate().is_err());
 }
 
 #[test]

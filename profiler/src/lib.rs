@@ -7,6 +7,7 @@ pub mod report;
 pub mod rig;
 pub mod statistics;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use models::onnx::{Model, OnnxError};
 use models::optimizer::Optimizer;
 use models::tensor::DType;
 use planner::Profile;
-use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA};
+use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA, Tied};
 
 use measure::{LayerSamples, Samples};
 use rig::{PartSize, Rig};
@@ -151,6 +152,7 @@ pub fn profile(
         optimizer: Some(options.optimizer.1.into()),
         layers: layer_profiles(&graph, &sizes, &samples.layers),
         edges: edges(&graph),
+        tied: tied(&graph, &layers.weights(), &sizes),
         whole_step_ms: Some(Summary::of(&samples.whole).median),
         whole_step_samples_ms: samples.whole.clone(),
         communication_s_per_byte: kappa,
@@ -226,6 +228,33 @@ fn edges(graph: &Graph) -> Vec<Edge> {
         gradient: edge.gradient,
     });
     edges.collect()
+}
+
+/// Weights that several layers use, given those of each layer.
+fn tied(graph: &Graph, weights: &[Vec<usize>], sizes: &[PartSize]) -> Vec<Tied> {
+    let mut users: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (layer, weights) in weights.iter().enumerate() {
+        for &weight in weights {
+            users.entry(weight).or_default().push(layer);
+        }
+    }
+    let shared = users.into_iter().filter(|(_, layers)| layers.len() > 1);
+    let tied = shared.map(|(weight, layers)| {
+        let parameter = &graph.parameters()[weight];
+        let bytes = parameter.tensor.bytes() as u64;
+        let size = &sizes[layers[0]];
+        Tied {
+            tensor: parameter.name.clone(),
+            parameter_bytes: bytes,
+            // Every weight of a model has the same kind of state.
+            optimizer_bytes: bytes * size.optimizer as u64 / size.parameters.max(1) as u64,
+            layers: layers
+                .iter()
+                .map(|&layer| graph.layers()[layer].name.clone())
+                .collect(),
+        }
+    });
+    tied.collect()
 }
 
 /// The sum of layers may differ from the whole by this much without a warning.

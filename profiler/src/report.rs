@@ -203,6 +203,7 @@ mod tests {
             optimizer: None,
             layers: vec![layer("a", 1.0, 2.0), layer("b", 3.0, 4.0)],
             edges: vec![edge("b"), edge("c")],
+            tied: Vec::new(),
             whole_step_ms: Some(8.0),
             whole_step_samples_ms: vec![],
             communication_s_per_byte: 0.0,

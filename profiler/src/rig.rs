@@ -119,6 +119,12 @@ impl Rig {
         })
     }
 
+    /// The weights of each part, as numbers of the graph's parameters.
+    pub fn weights(&self) -> Vec<Vec<usize>> {
+        let weights = self.parts.iter().map(|part| part.program.weights());
+        weights.map(<[_]>::to_vec).collect()
+    }
+
     /// Trains on the minibatch once and says what each part took.
     ///
     /// Old weights stay alive during the step, as they do under weight stashing, so a step writes a new

@@ -32,6 +32,29 @@ fn failure(arguments: &[&str], code: i32) -> String {
 }
 
 #[test]
+fn weights_that_layers_share_are_named() {
+    let model =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/cases/g4_tied_embedding.onnx");
+    if !model.exists() {
+        eprintln!("skipped: {} is not there", model.display());
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("profile.json");
+    let run = dp_profile()
+        .arg(&model)
+        .args(["--budget", "50ms", "-o"])
+        .arg(&profile)
+        .output();
+    assert!(run.unwrap().status.success());
+    let profile = Profile::load(&profile).unwrap();
+    assert_eq!(profile.tied.len(), 1);
+    let tied = &profile.tied[0];
+    assert_eq!((tied.tensor.as_str(), tied.parameter_bytes), ("E", 60));
+    assert_eq!(tied.layers, ["embed", "head"]);
+}
+
+#[test]
 fn lenet_gives_a_profile_that_the_planner_accepts() {
     let directory = tempfile::tempdir().unwrap();
     let [profile, csv] = ["profile.json", "layers.csv"].map(|name| directory.path().join(name));

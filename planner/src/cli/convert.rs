@@ -60,6 +60,14 @@ pub(super) fn load(
     for note in &imported.notes {
         eprintln!("note: {}: {note}", path.display());
     }
+    for tied in &imported.profile.tied {
+        eprintln!(
+            "note: {}: the layers {} share the weights `{}`: they stay in one stage",
+            path.display(),
+            tied.layers.join(", "),
+            tied.tensor
+        );
+    }
     Ok(imported.profile)
 }
 

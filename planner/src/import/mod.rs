@@ -171,6 +171,7 @@ fn parse(text: &str, format: Format, file: FileRef) -> Result<Imported, ImportEr
         optimizer: None,
         layers,
         edges,
+        tied: Vec::new(),
         whole_step_ms: None,
         whole_step_samples_ms: Vec::new(),
         communication_s_per_byte,

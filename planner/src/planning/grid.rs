@@ -180,6 +180,7 @@ mod tests {
             formula: Formula::Ours,
             scope: Scope::All,
             recompute: Recompute::Auto,
+            together: Vec::new(),
         }
     }
 

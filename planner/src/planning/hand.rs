@@ -1,7 +1,7 @@
 //! Stages that the user writes down: `conv1:2,fc1:1`.
 
 use crate::cost::Partition;
-use crate::graph::LayerGraph;
+use crate::graph::{Layer, LayerGraph};
 
 /// One stage as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +97,8 @@ pub(super) fn partition(
 ) -> Result<Partition, HandError> {
     let mut starts = Vec::new();
     for spec in specs {
-        let named = graph.layers().position(|layer| layer.name == spec.first);
+        let is_it = |layer: &Layer| layer.members.contains(&spec.first);
+        let named = graph.layers().position(is_it);
         let numbered = || spec.first.parse().ok().filter(|&i| i < graph.len());
         let start = named
             .or_else(numbered)

@@ -19,6 +19,8 @@ pub use timeline::{Timeline, timeline};
 
 use std::collections::HashMap;
 
+use crate::contract::layer_graph;
+pub use crate::contract::{Together, TogetherError};
 use crate::cost::{Evaluation, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::plan::{Card, Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
@@ -44,6 +46,8 @@ pub struct Request {
     pub scope: Scope,
     /// Whether stages may keep their input only and run forward again before their backward.
     pub recompute: Recompute,
+    /// Layers that have to stay in one stage.
+    pub together: Vec<Together>,
 }
 
 /// Which plans are considered.
@@ -66,6 +70,9 @@ pub enum PlanningError {
     /// The stages that the user wrote down are none.
     #[error(transparent)]
     Hand(#[from] HandError),
+    /// The layers that the user wants in one stage are none.
+    #[error(transparent)]
+    Together(#[from] TogetherError),
     /// The back-end of the integer program gave up.
     #[error(transparent)]
     Solver(#[from] SolverError),
@@ -111,7 +118,7 @@ pub fn plan(
     profile_file: FileRef,
     request: &Request,
 ) -> Result<Plan, PlanningError> {
-    let graph = LayerGraph::new(profile);
+    let graph = layer_graph(profile, &request.together)?;
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let space = search::Space::new(&graph);
     let found = search::search(&space, &machine, request)?;
@@ -151,13 +158,36 @@ pub fn plan(
     Ok(plan)
 }
 
-/// The layers in the order in which a plan of this profile names them: its stages are runs of that order.
-fn planned_graph(profile: &Profile, plan: &Plan) -> LayerGraph {
-    let layers = profile.layers.iter().enumerate();
-    let place: HashMap<&str, usize> = layers.map(|(i, l)| (l.name.as_str(), i)).collect();
-    let names = plan.stages.iter().flat_map(|stage| &stage.layers);
-    let order: Vec<usize> = names.map(|name| place[name.as_str()]).collect();
-    LayerGraph::new(profile).reordered(&order)
+/// The layers in the order in which a plan for this profile and request names them, and its stages as runs of them.
+fn planned(
+    profile: &Profile,
+    request: &Request,
+    plan: &Plan,
+) -> Result<(LayerGraph, Partition), PlanningError> {
+    let graph = layer_graph(profile, &request.together)?;
+    let members = graph.layers().enumerate();
+    let place: HashMap<&str, usize> = members
+        .flat_map(|(i, layer)| layer.members.iter().map(move |name| (name.as_str(), i)))
+        .collect();
+    let mut order = Vec::new();
+    let mut stages = Vec::new();
+    for stage in &plan.stages {
+        let first = order.len();
+        for name in &stage.layers {
+            let layer = place[name.as_str()];
+            // Layers that were made one follow one another.
+            if order.last() != Some(&layer) {
+                order.push(layer);
+            }
+        }
+        stages.push(first..order.len());
+    }
+    let replicas = plan.stages.iter().map(|stage| stage.replicas);
+    let partition = Partition {
+        recompute: plan.stages.iter().map(|stage| stage.recompute).collect(),
+        ..Partition::new(stages, replicas.collect())
+    };
+    Ok((graph.reordered(&order), partition))
 }
 
 fn memory_limit(cluster: &Cluster) -> f64 {
@@ -230,7 +260,7 @@ fn stages(
             layers: e
                 .layers
                 .clone()
-                .map(|i| graph.layer(i).name.clone())
+                .flat_map(|i| graph.layer(i).members.iter().cloned())
                 .collect(),
             replicas: shape.replicas,
             depth: shape.depth,
@@ -333,6 +363,7 @@ mod tests {
                         },
                         recompute: [Recompute::Auto, Recompute::Never, Recompute::Always]
                             [recompute],
+                        together: Vec::new(),
                     };
                     (profile, request)
                 },

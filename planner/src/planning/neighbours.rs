@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned_graph, search,
-    servers, throughput,
+    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned, search, servers,
+    throughput,
 };
 use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
@@ -70,9 +70,8 @@ pub fn explanation(
     request: &Request,
     plan: &Plan,
 ) -> Result<Explanation, PlanningError> {
-    let graph = planned_graph(profile, plan);
+    let (graph, chosen) = planned(profile, request, plan)?;
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-    let chosen = Partition::of(plan);
     Ok(Explanation {
         resources: resources(&graph, &machine, &chosen, plan.placement()?.as_ref()),
         runner_ups: runner_ups(&graph, &machine, request, &chosen)?,
@@ -81,20 +80,6 @@ pub fn explanation(
 }
 
 impl Partition {
-    /// The partition that a plan describes.
-    pub(super) fn of(plan: &Plan) -> Self {
-        let mut next = 0;
-        let stages = plan.stages.iter().map(|stage| {
-            let first = next;
-            next += stage.layers.len();
-            first..next
-        });
-        let replicas = plan.stages.iter().map(|stage| stage.replicas);
-        let mut partition = Self::new(stages.collect(), replicas.collect());
-        partition.recompute = plan.stages.iter().map(|stage| stage.recompute).collect();
-        partition
-    }
-
     fn configuration(&self) -> String {
         let replicas: Vec<String> = self.replicas.iter().map(ToString::to_string).collect();
         replicas.join("-")
@@ -320,6 +305,7 @@ mod tests {
             formula: Formula::Ours,
             scope: Scope::All,
             recompute: Recompute::Auto,
+            together: Vec::new(),
         };
         let plan = super::super::plan(&profile, profile.model.clone(), &request).unwrap();
         assert!(plan.optimal);

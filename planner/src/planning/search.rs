@@ -416,6 +416,7 @@ mod tests {
                         Scope::All
                     },
                     recompute: [Recompute::Auto, Recompute::Never, Recompute::Always][recompute],
+                    together: Vec::new(),
                 },
             )
     }
@@ -557,6 +558,7 @@ mod tests {
             formula: Formula::Ours,
             scope: Scope::Straight,
             recompute: Recompute::Auto,
+            together: Vec::new(),
         };
         let machine = Machine::new(&request.cluster, 0.0);
         let graph = LayerGraph::new(&profile);

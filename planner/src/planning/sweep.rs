@@ -2,8 +2,8 @@
 
 use super::baselines::data_parallel_seconds;
 use super::{PlanningError, Request, Scope, Solver, memory_limit, search, throughput};
+use crate::contract::layer_graph;
 use crate::cost::{Machine, data_parallel};
-use crate::graph::LayerGraph;
 use crate::profile::Profile;
 
 /// Samples per second with some number of devices.
@@ -27,7 +27,7 @@ const MOST_POINTS: usize = 24;
 /// # Errors
 /// If a solver fails; a number of devices on which nothing fits is a point without a plan.
 pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, PlanningError> {
-    let graph = LayerGraph::new(profile);
+    let graph = layer_graph(profile, &request.together)?;
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     let memory = memory_limit(&request.cluster);
     let single = throughput(profile, data_parallel::step_seconds(&graph, 1, &machine));

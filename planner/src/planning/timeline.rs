@@ -1,7 +1,7 @@
 //! What every worker of a plan does when, as the simulation has it.
 
-use super::{PlanningError, Request, planned_graph};
-use crate::cost::{Evaluation, Machine, Partition};
+use super::{PlanningError, Request, planned};
+use crate::cost::{Evaluation, Machine};
 use crate::plan::Plan;
 use crate::profile::Profile;
 use crate::schedule::WorkerRole;
@@ -30,9 +30,9 @@ pub fn timeline(
     plan: &Plan,
     minibatches: usize,
 ) -> Result<Timeline, PlanningError> {
-    let graph = planned_graph(profile, plan);
+    let (graph, partition) = planned(profile, request, plan)?;
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
-    let (partition, placement) = (Partition::of(plan), plan.placement()?);
+    let placement = plan.placement()?;
     let evaluation = Evaluation::placed(&graph, &partition, &machine, placement.as_ref());
     let schedule = plan.schedule_for(minibatches)?;
     let (trace, spans) = record(&schedule, &evaluation, &machine).ok_or(SimulationError::Stuck)?;
