@@ -210,8 +210,10 @@ pub enum ModelName {
     Paper,
     /// SOSP 2019
     Sosp19,
-    /// The released optimizer on a flat cluster
+    /// The released optimizer, which cuts and replicates whole servers
     Release,
+    /// The released optimizer with activations counted
+    ReleaseActivations,
 }
 
 /// What went wrong.
@@ -244,7 +246,9 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Planning(PlanningError::Infeasible(_)) => 3,
-            Self::Planning(PlanningError::Hand(_) | PlanningError::Together(_))
+            Self::Planning(
+                PlanningError::Hand(_) | PlanningError::Together(_) | PlanningError::Formula { .. },
+            )
             | Self::Usage(_) => 2,
             _ => 1,
         }
@@ -290,6 +294,7 @@ impl Arguments {
                 ModelName::Paper => Formula::Paper,
                 ModelName::Sosp19 => Formula::Sosp19,
                 ModelName::Release => Formula::Release,
+                ModelName::ReleaseActivations => Formula::ReleaseActivations,
             },
             recompute: match self.recompute {
                 RecomputeName::Auto => Recompute::Auto,

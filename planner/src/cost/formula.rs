@@ -1,5 +1,6 @@
 //! What a plan is judged by: our cost model, or the formulas of published planners for comparison.
 
+use super::release::LevelLinks;
 use super::stage::{Machine, StageSums};
 
 /// An objective: the largest load of a plan's resources, seconds per minibatch.
@@ -13,6 +14,9 @@ pub enum Formula {
     Sosp19,
     /// The released optimizer on a flat cluster: a stage takes 1/m (compute + 4(m-1)W / (m B)), cuts are free.
     Release,
+    /// The same with `--activation_compression_ratio 1`: each stage but the first also takes 2a / (m B) for what
+    /// crosses the cuts before and behind it. Exact only in [`super::release`], which knows what merely passes a stage.
+    ReleaseActivations,
 }
 
 impl Formula {
@@ -20,6 +24,10 @@ impl Formula {
     #[must_use]
     pub fn load(self, sums: &StageSums, replicas: usize, machine: &Machine) -> f64 {
         let m = replicas as f64;
+        let released = LevelLinks {
+            bandwidth: machine.bandwidth,
+            below: 1.0,
+        };
         let compute = sums.forward + sums.backward;
         let cut = 2.0 * sums.traffic.input / machine.bandwidth;
         let weights = sums.parameters / machine.bandwidth;
@@ -27,7 +35,11 @@ impl Formula {
             Self::Ours => sums.loads(replicas, machine).largest(),
             Self::Paper => (compute.max(4.0 * (m - 1.0) / m * weights) / m).max(cut),
             Self::Sosp19 => (compute.max(2.0 * (m - 1.0) * weights) / m).max(cut),
-            Self::Release => (compute + 4.0 * (m - 1.0) / m * weights) / m,
+            Self::Release => released.first(compute, sums.parameters, replicas),
+            Self::ReleaseActivations => {
+                let cuts = [sums.traffic.input, sums.traffic.output];
+                released.later(compute, sums.parameters, cuts, replicas)
+            }
         }
     }
 
@@ -64,6 +76,7 @@ impl Formula {
             Self::Paper => "paper",
             Self::Sosp19 => "sosp19",
             Self::Release => "release",
+            Self::ReleaseActivations => "release-activations",
         }
     }
 }

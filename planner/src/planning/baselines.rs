@@ -2,7 +2,7 @@
 
 use super::search::{Found, Space};
 use super::{
-    PlanningError, Request, Scope, Solver, gap, memory_limit, search, servers, throughput,
+    PlanningError, Request, Scope, Solver, gap, memory_limit, released, search, servers, throughput,
 };
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, data_parallel};
 use crate::graph::LayerGraph;
@@ -85,7 +85,8 @@ fn data_parallel_baseline(
     Baseline {
         bottleneck_s: match request.formula {
             Formula::Ours => honest,
-            formula => evaluation.objective(formula, machine),
+            formula => released::data_parallel(graph, machine, request)
+                .unwrap_or_else(|| evaluation.objective(formula, machine)),
         },
         throughput_samples_per_s: throughput(profile, honest),
         bytes_per_minibatch: evaluation.bytes_per_minibatch,
@@ -134,7 +135,7 @@ fn straight_baseline(
     let prediction = &judged.choice.prediction;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {
-        bottleneck_s: judged.evaluation.objective(request.formula, machine),
+        bottleneck_s: stages.objective(&judged.evaluation, request.formula, machine),
         throughput_samples_per_s: throughput(profile, prediction.period),
         bytes_per_minibatch: judged.evaluation.bytes_per_minibatch,
         memory_bytes: memory.ceil() as u64,

@@ -16,11 +16,11 @@ pub(super) fn bottleneck(
         let card = evaluation.fullest_card();
         return card.map_or_else(String::new, |card| card_name(evaluation, card));
     };
+    if formula != Formula::Ours {
+        return bottleneck_stage(graph, evaluation, stage, formula);
+    }
     let e = &evaluation.stages[stage];
     let place = place(graph, e, stage);
-    if formula != Formula::Ours {
-        return format!("{place}, as the formula `{}` counts it", formula.name());
-    }
     let loads = e.loads;
     if loads.device() >= loads.network() {
         let shares = parts(&[
@@ -39,6 +39,17 @@ pub(super) fn bottleneck(
         ]);
         format!("link of {place}: {shares}")
     }
+}
+
+/// The stage with the largest load, as another planner's formula counts it.
+pub(super) fn bottleneck_stage(
+    graph: &LayerGraph,
+    evaluation: &Evaluation,
+    stage: usize,
+    formula: Formula,
+) -> String {
+    let place = place(graph, &evaluation.stages[stage], stage);
+    format!("{place}, as the formula `{}` counts it", formula.name())
 }
 
 /// A server's network card and what it carries.

@@ -5,6 +5,7 @@ mod explain;
 mod grid;
 mod hand;
 mod neighbours;
+mod released;
 mod search;
 mod servers;
 mod sweep;
@@ -76,6 +77,14 @@ pub enum PlanningError {
     /// The back-end of the integer program gave up.
     #[error(transparent)]
     Solver(#[from] SolverError),
+    /// A formula of another planner that has no answer for such a request.
+    #[error("--model {} {rule}", formula.name())]
+    Formula {
+        /// The formula.
+        formula: Formula,
+        /// What it asks for, and what to do.
+        rule: &'static str,
+    },
     /// No schedule for the stages.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
@@ -126,7 +135,7 @@ pub fn plan(
     let baselines = baselines::baselines(profile, &space, &machine, request)?;
     let shapes = &judged.choice.shapes;
     let evaluation = &judged.evaluation;
-    let bottleneck_s = evaluation.objective(request.formula, &machine);
+    let bottleneck_s = found.objective(evaluation, request.formula, &machine);
     let prediction = &judged.choice.prediction;
     let plan = Plan {
         schema: PLAN_SCHEMA.to_owned(),
@@ -140,7 +149,12 @@ pub fn plan(
         links: evaluation.links.iter().map(|l| l.link()).collect(),
         workers: found.partition.workers(),
         bottleneck_s,
-        bottleneck: explain::bottleneck(&found.graph, evaluation, request.formula, &machine),
+        bottleneck: match found.judged {
+            Some((_, stage)) => {
+                explain::bottleneck_stage(&found.graph, evaluation, stage, request.formula)
+            }
+            None => explain::bottleneck(&found.graph, evaluation, request.formula, &machine),
+        },
         lower_bound_s: found.lower_bound,
         gap: gap(bottleneck_s, found.lower_bound),
         optimal: found.proved,
@@ -214,6 +228,14 @@ impl search::Found {
     fn judge(&self, machine: &Machine, memory: f64) -> Result<Judged, PlanningError> {
         let placement = self.placement.as_ref();
         judge(&self.graph, machine, &self.partition, placement, memory)
+    }
+
+    /// Its largest load under the formula, seconds per minibatch.
+    fn objective(&self, evaluation: &Evaluation, formula: Formula, machine: &Machine) -> f64 {
+        self.judged.map_or_else(
+            || evaluation.objective(formula, machine),
+            |(value, _)| value,
+        )
     }
 }
 

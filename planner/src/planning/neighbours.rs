@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned, search, servers,
-    throughput,
+    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned, released, search,
+    servers, throughput,
 };
 use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
@@ -70,6 +70,7 @@ pub fn explanation(
     request: &Request,
     plan: &Plan,
 ) -> Result<Explanation, PlanningError> {
+    released::check_explained(request)?;
     let (graph, chosen) = planned(profile, request, plan)?;
     let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
     Ok(Explanation {

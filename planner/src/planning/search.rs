@@ -3,11 +3,12 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use super::{PlanningError, Request, Scope, hand, memory_limit, servers};
+use super::{PlanningError, Request, Scope, hand, memory_limit, released, servers};
 use crate::cost::interval::{IntervalTable, SkipCount};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::schedule::noam;
+use crate::solve::hierarchy::Sections;
 use crate::solve::{
     self, Downsets, Limits, MOST_DOWNSETS, Problem, Recompute, Solution, SolverError,
 };
@@ -96,7 +97,7 @@ impl<'a> Space<'a> {
     }
 
     /// Whether every plan is a chain of the places that are searched: no other order is possible, or all are searched.
-    fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.linear || self.downsets.is_some()
     }
 
@@ -121,8 +122,34 @@ impl<'a> Space<'a> {
         Arc::clone(table)
     }
 
+    /// The places that are searched, and the bytes that cross each of them.
+    pub(super) fn sections(&self, activations: bool) -> Sections {
+        let crossing = |is_inside: &dyn Fn(usize) -> bool| -> f64 {
+            let tensors = self.graph.tensors().iter();
+            let leaving = tensors.filter(|t| {
+                is_inside(t.producer) && t.readers.iter().any(|&reader| !is_inside(reader))
+            });
+            leaving.map(|t| t.bytes).sum()
+        };
+        let table = self.table(SkipCount::Once);
+        let places = table.layers() + 1;
+        let crossing = match &self.downsets {
+            _ if !activations => vec![0.0; places],
+            Some(downsets) => {
+                let sets = downsets.sets();
+                sets.iter()
+                    .map(|set| crossing(&|layer| set[layer]))
+                    .collect()
+            }
+            None => (0..places)
+                .map(|place| crossing(&|layer| layer < place))
+                .collect(),
+        };
+        Sections::new(&table, crossing)
+    }
+
     /// The layers in the order in which the stages of a solution are runs of them, and these runs.
-    fn unfold(&self, chain: Partition) -> (LayerGraph, Partition) {
+    pub(super) fn unfold(&self, chain: Partition) -> (LayerGraph, Partition) {
         match &self.downsets {
             Some(downsets) => {
                 let (order, partition) = downsets.unfold(&chain);
@@ -140,6 +167,9 @@ pub(super) struct Found {
     pub partition: Partition,
     /// Where the replicas are, on a cluster of servers.
     pub placement: Option<Placement>,
+    /// The largest load, seconds per minibatch, and its stage, where another planner's formula counts what an
+    /// [`Evaluation`] does not know.
+    pub judged: Option<(f64, usize)>,
     /// No plan has a smaller bottleneck.
     pub lower_bound: f64,
     /// Whether this partition's bottleneck is that bound.
@@ -152,6 +182,9 @@ pub(super) fn search(
     request: &Request,
 ) -> Result<Found, PlanningError> {
     let graph = space.graph;
+    if released::knows(request) {
+        return released::search(space, machine, request);
+    }
     if let Some(fabric) = Fabric::new(&request.cluster) {
         return servers::search_servers(space, machine, request, &fabric);
     }
@@ -294,6 +327,7 @@ fn conclude(
         graph,
         partition,
         placement: None,
+        judged: None,
         proved: value <= lower_bound * (1.0 + 1e-9),
         // Rounding must not put the bound above what it bounds.
         lower_bound: lower_bound.min(value),

@@ -286,6 +286,7 @@ fn conclude(placed: servers::Placed, lower_bound: f64) -> Found {
         graph: placed.graph,
         partition: placed.partition,
         placement: Some(placed.placement),
+        judged: None,
     }
 }
 
