@@ -10,7 +10,9 @@ use crate::cluster::ClusterError;
 use crate::cost::{Fabric, Placement};
 use crate::file::{self, FileError};
 use crate::profile::FileRef;
-use crate::schedule::{Schedule, ScheduleError, ScheduleKind, ShapeError, StageLink, StageShape};
+use crate::schedule::{
+    Pace, Schedule, ScheduleError, ScheduleKind, ShapeError, StageLink, StageShape,
+};
 
 /// The only plan schema this version reads and writes.
 pub const PLAN_SCHEMA: &str = "dp.plan/1";
@@ -32,6 +34,10 @@ pub struct Plan {
     pub cluster: Cluster,
     /// The kind of schedule that the stages follow.
     pub schedule: ScheduleKind,
+    /// Minibatches of `batch_size` samples between two steps, where all stages step together: the microbatches of one
+    /// batch where the pipeline is flushed. Nothing where each stage steps after a round of its own replicas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microbatches: Option<usize>,
     /// In pipeline order.
     pub stages: Vec<Stage>,
     /// Which stages send activations to which.
@@ -270,12 +276,21 @@ impl Plan {
             .collect()
     }
 
+    /// The kind of schedule and how many minibatches make a step.
+    #[must_use]
+    pub fn pace(&self) -> Pace {
+        Pace {
+            kind: self.schedule,
+            microbatches: self.microbatches.unwrap_or(0),
+        }
+    }
+
     /// The proved schedule that carries `minibatches` (for example an epoch) through the stages and drains.
     ///
     /// # Errors
     /// If the plan's stages, links or depths cannot work.
     pub fn schedule_for(&self, minibatches: usize) -> Result<Schedule, PlanError> {
-        let schedule = Schedule::one_f_one_b(&self.shapes(), &self.links, minibatches)?;
+        let schedule = Schedule::new(self.pace(), &self.shapes(), &self.links, minibatches)?;
         schedule.check()?;
         Ok(schedule)
     }
@@ -327,7 +342,8 @@ impl Plan {
             .map(|s| s.depth.saturating_mul(2).min(64))
             .max();
         let widest = self.stages.iter().map(|s| s.replicas).max();
-        self.schedule_for(rounds.unwrap_or(0) * widest.unwrap_or(0))?;
+        let batches = self.pace().microbatches.saturating_mul(2).min(4096);
+        self.schedule_for((rounds.unwrap_or(0) * widest.unwrap_or(0)).max(batches))?;
         Ok(())
     }
 
@@ -374,7 +390,11 @@ impl Plan {
             })
         };
         match self.schedule {
-            ScheduleKind::OneFOneB => Ok(()),
+            ScheduleKind::OneFOneB
+            | ScheduleKind::VerticalSync
+            | ScheduleKind::TwoBw
+            | ScheduleKind::OneFOneBFlush
+            | ScheduleKind::Gpipe => Ok(()),
             ScheduleKind::ModelParallel
                 if self
                     .shapes()

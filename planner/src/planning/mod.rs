@@ -145,6 +145,7 @@ pub fn plan(
         threads: profile.threads,
         cluster: request.cluster.clone(),
         schedule: ScheduleKind::OneFOneB,
+        microbatches: None,
         stages: stages(&found.graph, &found.partition, evaluation, shapes)?,
         links: evaluation.links.iter().map(|l| l.link()).collect(),
         workers: found.partition.workers(),

@@ -67,7 +67,12 @@ impl Schedule {
     }
 
     /// A round of stage t can be under way at once only if every stage before admits as many minibatches.
+    ///
+    /// Where all stages step together a step waits for no more than what is in flight.
     fn check_admission(&self) -> Result<(), ScheduleError> {
+        if !self.pace.has_own_rounds() {
+            return Ok(());
+        }
         for (stage, shape) in self.stages.iter().enumerate() {
             let needed = shape.replicas.min(self.minibatches);
             for (upstream, before) in self.stages[..stage].iter().enumerate() {
@@ -207,26 +212,43 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::schedule::{StageLink, StageShape, admit, noam};
+    use crate::schedule::{Pace, ScheduleKind, StageLink, StageShape, admit, noam};
 
-    /// Replicas, depth beyond NOAM, delay, of each stage; which skip links exist; minibatches.
-    fn pipelines() -> impl Strategy<Value = (Vec<StageShape>, Vec<StageLink>, usize)> {
-        let stage = (1usize..7, 0usize..3, 0usize..2);
-        let stages = proptest::collection::vec(stage, 1..6);
-        (stages, any::<u16>(), 0usize..40).prop_map(|(stages, skips, minibatches)| {
-            let replicas: Vec<usize> = stages.iter().map(|s| s.0).collect();
-            let mut shapes: Vec<StageShape> = stages
-                .iter()
-                .zip(noam(&replicas))
-                .map(|(&(replicas, more, delay), depth)| StageShape {
-                    replicas,
-                    depth: depth + more,
-                    delay: if replicas > 1 { delay } else { 0 },
-                })
-                .collect();
-            admit(&mut shapes);
-            (shapes, links(stages.len(), skips), minibatches)
-        })
+    /// Replicas, depth beyond NOAM, delay, of each stage; which skip links exist; minibatches; the kind and how much
+    /// more than the fewest minibatches make a step.
+    fn pipelines() -> impl Strategy<Value = (Pace, Vec<StageShape>, Vec<StageLink>, usize)> {
+        let stage = (1usize..5, 0usize..3, 0usize..2);
+        let stages = proptest::collection::vec(stage, 1..5);
+        let kind = prop_oneof![
+            Just(ScheduleKind::OneFOneB),
+            Just(ScheduleKind::VerticalSync),
+            Just(ScheduleKind::TwoBw),
+            Just(ScheduleKind::OneFOneBFlush),
+            Just(ScheduleKind::Gpipe),
+        ];
+        (stages, any::<u16>(), 0usize..80, kind, 0usize..30).prop_map(
+            |(stages, skips, minibatches, kind, more)| {
+                let replicas: Vec<usize> = stages.iter().map(|s| s.0).collect();
+                let mut shapes: Vec<StageShape> = stages
+                    .iter()
+                    .zip(noam(&replicas))
+                    .map(|(&(replicas, more, delay), depth)| StageShape {
+                        replicas,
+                        depth: depth + more,
+                        delay: if replicas > 1 { delay } else { 0 },
+                    })
+                    .collect();
+                admit(&mut shapes);
+                let least = Pace::new(kind, &shapes, None).unwrap().microbatches;
+                let rounds = crate::schedule::whole_rounds(replicas);
+                let given = match kind {
+                    ScheduleKind::OneFOneBFlush | ScheduleKind::Gpipe => 1 + more,
+                    _ => least + more / 10 * rounds,
+                };
+                let pace = Pace::new(kind, &shapes, Some(given)).unwrap();
+                (pace, shapes, links(stages.len(), skips), minibatches)
+            },
+        )
     }
 
     fn links(stages: usize, skips: u16) -> Vec<StageLink> {
@@ -250,23 +272,25 @@ mod tests {
     proptest! {
         #[test]
         fn what_the_generator_makes_at_noam_or_deeper_is_right(
-            (shapes, links, minibatches) in pipelines()
+            (pace, shapes, links, minibatches) in pipelines()
         ) {
-            let schedule = Schedule::one_f_one_b(&shapes, &links, minibatches).unwrap();
+            let schedule = Schedule::new(pace, &shapes, &links, minibatches).unwrap();
             prop_assert_eq!(schedule.check(), Ok(()));
             for (worker, role) in schedule.roles.iter().enumerate() {
                 let shape = shapes[role.stage];
-                prop_assert!(schedule.versions_held(worker) <= shape.depth);
-                prop_assert!(schedule.stashes_held(worker) <= shape.depth);
-                prop_assert!(schedule.gradients_held(worker) <= 1 + shape.delay);
+                let holding = pace.holding(&shapes, role.stage);
+                prop_assert!(schedule.versions_held(worker) <= holding.versions);
+                prop_assert!(schedule.stashes_held(worker) <= holding.stashes);
+                prop_assert!(schedule.gradients_held(worker) <= holding.gradients);
+                prop_assert!(holding.stashes <= shape.depth || pace.kind == ScheduleKind::Gpipe);
             }
         }
 
         #[test]
         fn any_operation_left_out_or_doubled_is_noticed(
-            (shapes, links, minibatches) in pipelines(), at in any::<prop::sample::Index>(), double: bool
+            (pace, shapes, links, minibatches) in pipelines(), at in any::<prop::sample::Index>(), double: bool
         ) {
-            let mut schedule = Schedule::one_f_one_b(&shapes, &links, minibatches + 1).unwrap();
+            let mut schedule = Schedule::new(pace, &shapes, &links, minibatches + 1).unwrap();
             let places: Vec<(usize, usize)> = schedule
                 .operations
                 .iter()
@@ -285,9 +309,9 @@ mod tests {
 
         #[test]
         fn a_wrong_version_is_noticed(
-            (shapes, links, minibatches) in pipelines(), at in any::<prop::sample::Index>()
+            (pace, shapes, links, minibatches) in pipelines(), at in any::<prop::sample::Index>()
         ) {
-            let mut schedule = Schedule::one_f_one_b(&shapes, &links, minibatches + 1).unwrap();
+            let mut schedule = Schedule::new(pace, &shapes, &links, minibatches + 1).unwrap();
             let mut versions: Vec<&mut usize> = schedule
                 .operations
                 .iter_mut()

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Op, Schedule, StageLink, StageShape, WorkerRole, first_workers};
+use super::{Op, Pace, Schedule, ScheduleKind, StageLink, StageShape, WorkerRole, first_workers};
 
 /// Why no schedule can be made from these stages and links.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +26,16 @@ pub enum ShapeError {
         /// What was asked for.
         delay: usize,
     },
+    /// A number of minibatches per step that the kind of schedule cannot keep with these stages.
+    #[error("schedule `{kind}` with {microbatches} minibatches per step: it takes {rule}")]
+    Microbatches {
+        /// The kind.
+        kind: ScheduleKind,
+        /// What was asked for.
+        microbatches: usize,
+        /// What is possible.
+        rule: &'static str,
+    },
     /// A link that does not lead forward to an existing stage, or stands there twice.
     #[error(
         "link from stage {from} to stage {to}: links lead forward between the {stages} stages, each listed once"
@@ -41,19 +51,21 @@ pub enum ShapeError {
 }
 
 impl Schedule {
-    /// One-forward-one-backward with round robin over replicas (1F1B-RR) and weight stashing.
+    /// The schedule of a kind over these stages.
     ///
-    /// Every worker runs `depth - 1` warm-up forwards, then alternates forward and backward, then drains.
-    /// A stage with r replicas steps once per round of r minibatches; the last round may be partial.
+    /// Every worker runs `depth - 1` warm-up forwards, then alternates forward and backward, then drains: once over all
+    /// minibatches, or once for every batch where the pipeline is flushed. GPipe runs all forwards of a batch first.
     ///
     /// # Errors
     /// If the shapes or links make no pipeline. Depths are judged by [`Schedule::check`].
-    pub fn one_f_one_b(
+    pub fn new(
+        pace: Pace,
         stages: &[StageShape],
         links: &[StageLink],
         minibatches: usize,
     ) -> Result<Self, ShapeError> {
         validate(stages, links)?;
+        pace.validate(stages)?;
         let first_workers = first_workers(stages);
         let mut roles = Vec::new();
         let mut operations = Vec::new();
@@ -65,6 +77,8 @@ impl Schedule {
             for replica in 0..shape.replicas {
                 roles.push(WorkerRole { stage, replica });
                 let worker = Worker {
+                    pace,
+                    lag: pace.lag(stages, stage),
                     stages,
                     first_workers: &first_workers,
                     incoming: &incoming,
@@ -72,18 +86,35 @@ impl Schedule {
                     stage,
                     replica,
                     minibatches,
+                    settled: 0,
+                    stepped: 0,
                     operations: Vec::new(),
                 };
                 operations.push(worker.run());
             }
         }
         Ok(Self {
+            pace,
             minibatches,
             stages: stages.to_vec(),
             links: links.to_vec(),
             roles,
             operations,
         })
+    }
+
+    /// One-forward-one-backward with round robin over replicas (1F1B-RR) and weight stashing.
+    ///
+    /// A stage with r replicas steps once per round of r minibatches; the last round may be partial.
+    ///
+    /// # Errors
+    /// If the shapes or links make no pipeline. Depths are judged by [`Schedule::check`].
+    pub fn one_f_one_b(
+        stages: &[StageShape],
+        links: &[StageLink],
+        minibatches: usize,
+    ) -> Result<Self, ShapeError> {
+        Self::new(Pace::ONE_F_ONE_B, stages, links, minibatches)
     }
 
     /// One minibatch at a time through `stages` workers: 1F1B with every depth 1.
@@ -148,8 +179,10 @@ fn validate(stages: &[StageShape], links: &[StageLink]) -> Result<(), ShapeError
     Ok(())
 }
 
-/// Collects the operations of one worker. Its i-th minibatch belongs to round i of its stage.
+/// Collects the operations of one worker. Its minibatches are every r-th one, from its replica's number on.
 struct Worker<'a> {
+    pace: Pace,
+    lag: usize,
     stages: &'a [StageShape],
     /// Replica 0 of each stage.
     first_workers: &'a [usize],
@@ -160,49 +193,76 @@ struct Worker<'a> {
     stage: usize,
     replica: usize,
     minibatches: usize,
+    /// Rounds whose own backwards are all done, and rounds that are stepped.
+    settled: usize,
+    stepped: usize,
     operations: Vec<Op>,
 }
 
 impl Worker<'_> {
     fn run(mut self) -> Vec<Op> {
-        let shape = self.stages[self.stage];
-        let rounds = shape.rounds(self.minibatches);
-        // In the last, partial round the replicas behind the last minibatch have none.
-        let own = self
-            .minibatches
-            .saturating_sub(self.replica)
-            .div_ceil(shape.replicas);
-        let warm_up = (shape.depth - 1).min(own);
-        for round in 0..warm_up {
-            self.forward(round);
-        }
-        for round in 0..own {
-            if round + warm_up < own {
-                self.forward(round + warm_up);
+        let shape = *self.shape();
+        let own: Vec<usize> = (self.replica..self.minibatches)
+            .step_by(shape.replicas)
+            .collect();
+        if self.pace.flushes() {
+            let pace = self.pace;
+            let round_of = |minibatch| pace.round_of(&shape, minibatch);
+            for batch in own.chunk_by(|&a, &b| round_of(a) == round_of(b)) {
+                let warm_up = match self.pace.kind {
+                    ScheduleKind::Gpipe => batch.len(),
+                    _ => shape.depth - 1,
+                };
+                self.one_f_one_b(batch, warm_up);
             }
-            self.backward(round);
-            self.settle(round);
+        } else {
+            self.one_f_one_b(&own, shape.depth - 1);
         }
-        for round in own..rounds {
-            self.settle(round);
-        }
-        for round in rounds.saturating_sub(shape.delay)..rounds {
-            self.step(round);
-        }
+        // Rounds in which the replica has no minibatch, and steps that are still due.
+        let rounds = self.pace.rounds(&shape, self.minibatches);
+        self.settle_until(rounds);
+        self.step_until(rounds);
         self.operations
     }
 
-    fn minibatch(&self, round: usize) -> usize {
-        round * self.stages[self.stage].replicas + self.replica
+    fn one_f_one_b(&mut self, own: &[usize], warm_up: usize) {
+        let warm_up = warm_up.min(own.len());
+        for &minibatch in &own[..warm_up] {
+            self.forward(minibatch);
+        }
+        for (i, &minibatch) in own.iter().enumerate() {
+            if let Some(&ahead) = own.get(i + warm_up) {
+                self.forward(ahead);
+            }
+            self.backward(minibatch);
+            // What follows may belong to the next round.
+            let next = minibatch + self.shape().replicas;
+            self.settle_until(self.round_of(next));
+        }
+    }
+
+    fn shape(&self) -> &StageShape {
+        &self.stages[self.stage]
+    }
+
+    fn round_of(&self, minibatch: usize) -> usize {
+        self.pace.round_of(self.shape(), minibatch)
     }
 
     fn peer(&self, stage: usize, minibatch: usize) -> usize {
         self.first_workers[stage] + minibatch % self.stages[stage].replicas
     }
 
-    fn forward(&mut self, round: usize) {
-        let minibatch = self.minibatch(round);
-        let version = self.stages[self.stage].forward_version(round);
+    fn forward(&mut self, minibatch: usize) {
+        let round = self.round_of(minibatch);
+        // Rounds in which this replica has no minibatch end before the ones in which it has.
+        if self.pace.flushes() {
+            self.settle_until(round);
+        }
+        let version = Pace::version(self.lag, round);
+        if !self.pace.has_own_rounds() {
+            self.step_until(version);
+        }
         for l in self.incoming {
             self.operations.push(Op::ReceiveActivations {
                 minibatch,
@@ -220,9 +280,8 @@ impl Worker<'_> {
         }
     }
 
-    fn backward(&mut self, round: usize) {
-        let minibatch = self.minibatch(round);
-        let version = self.stages[self.stage].forward_version(round);
+    fn backward(&mut self, minibatch: usize) {
+        let version = Pace::version(self.lag, self.round_of(minibatch));
         for l in self.outgoing.iter().filter(|l| l.gradient) {
             self.operations.push(Op::ReceiveGradients {
                 minibatch,
@@ -240,25 +299,33 @@ impl Worker<'_> {
         }
     }
 
-    /// After the backward of `round`: start its all-reduce, finish the round that is due.
+    /// Starts the all-reduces of rounds whose backwards are done, and finishes the rounds that are due.
     ///
-    /// With delay 1 that is the round before, whose all-reduce had a whole forward and backward of time.
-    fn settle(&mut self, round: usize) {
-        let shape = self.stages[self.stage];
-        if shape.replicas > 1 {
-            self.operations.push(Op::AllReduce { round });
-        }
-        if round >= shape.delay {
-            self.step(round - shape.delay);
+    /// With delay 1 a round is due when the next one is done, whose forward and backward gave its all-reduce time, or
+    /// when a forward reads what it makes.
+    fn settle_until(&mut self, rounds: usize) {
+        let rounds = rounds.min(self.pace.rounds(self.shape(), self.minibatches));
+        while self.settled < rounds {
+            if self.shape().replicas > 1 {
+                self.operations.push(Op::AllReduce {
+                    round: self.settled,
+                });
+            }
+            self.settled += 1;
+            self.step_until(self.settled.saturating_sub(self.shape().delay));
         }
     }
 
-    fn step(&mut self, round: usize) {
-        let replicas = self.stages[self.stage].replicas;
-        self.operations.push(Op::Step {
-            round,
-            minibatches: replicas.min(self.minibatches - round * replicas),
-        });
+    fn step_until(&mut self, rounds: usize) {
+        let length = self.pace.round_length(self.shape());
+        while self.stepped < rounds {
+            let round = self.stepped;
+            self.operations.push(Op::Step {
+                round,
+                minibatches: length.min(self.minibatches - round * length),
+            });
+            self.stepped += 1;
+        }
     }
 }
 

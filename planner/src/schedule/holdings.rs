@@ -62,13 +62,13 @@ impl Schedule {
     /// Largest number of rounds whose gradients `worker` holds at once: from their backward to their step.
     #[must_use]
     pub fn gradients_held(&self, worker: usize) -> usize {
-        let replicas = self.stages[self.roles[worker].stage].replicas;
+        let shape = &self.stages[self.roles[worker].stage];
         let mut open = BTreeSet::new();
         let mut most = 0;
         for op in &self.operations[worker] {
             match *op {
                 Op::Backward { minibatch, .. } => {
-                    open.insert(minibatch / replicas);
+                    open.insert(self.pace.round_of(shape, minibatch));
                 }
                 Op::AllReduce { round } => {
                     open.insert(round);

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Op, Schedule, ScheduleError, StageLink};
+use super::{Op, Pace, Schedule, ScheduleError, ScheduleKind, StageLink};
 
 /// Judges the list of one worker.
 pub(super) struct List<'a> {
@@ -10,11 +10,14 @@ pub(super) struct List<'a> {
     /// Replica 0 of each stage.
     first_workers: &'a [usize],
     worker: usize,
+    /// Rounds from a step to the first forward that reads what it made.
+    lag: usize,
     /// Position in the list.
     at: usize,
-    /// Rounds whose forward, backward, all-reduce, step are done: each happens in the order of the rounds.
+    /// Own minibatches whose forward and backward are done, in their order.
     forwards: usize,
     backwards: usize,
+    /// Rounds whose all-reduce and step are done, in their order.
     reduces: usize,
     steps: usize,
     /// Stages whose activations or gradients have come in for the next forward or backward.
@@ -41,6 +44,7 @@ impl<'a> List<'a> {
             schedule,
             first_workers,
             worker,
+            lag: schedule.pace.lag(&schedule.stages, stage),
             at: 0,
             forwards: 0,
             backwards: 0,
@@ -75,11 +79,17 @@ impl<'a> List<'a> {
         self.schedule.roles[self.worker].stage
     }
 
-    /// The minibatch that this worker serves in `round`, if there is one.
-    fn minibatch(&self, round: usize) -> Option<usize> {
+    /// The `i`-th minibatch that this worker serves, if there is one.
+    fn minibatch(&self, i: usize) -> Option<usize> {
         let role = self.schedule.roles[self.worker];
-        let minibatch = round * self.schedule.stages[role.stage].replicas + role.replica;
+        let minibatch = i * self.schedule.stages[role.stage].replicas + role.replica;
         (minibatch < self.schedule.minibatches).then_some(minibatch)
+    }
+
+    /// The version that a minibatch reads.
+    fn version(&self, minibatch: usize) -> usize {
+        let shape = &self.schedule.stages[self.stage()];
+        Pace::version(self.lag, self.schedule.pace.round_of(shape, minibatch))
     }
 
     fn accept(&mut self, op: Op) -> Result<(), &'static str> {
@@ -132,14 +142,15 @@ impl<'a> List<'a> {
                     "a replica's forwards are those of its minibatches, in order",
                 )?;
                 require(
-                    version == shape.forward_version(self.forwards),
-                    "the forward of round q reads the version after round q - K - d",
+                    version == self.version(minibatch),
+                    "the forward of round q reads the version after round q - lag",
                 )?;
                 require(version <= self.steps, "a version is made before it is read")?;
                 self.compute(ACTIVATIONS)?;
                 self.forwards += 1;
                 require(
-                    self.forwards - self.backwards <= shape.depth,
+                    self.forwards - self.backwards <= shape.depth
+                        || self.schedule.pace.kind == ScheduleKind::Gpipe,
                     "a replica has at most K minibatches in flight",
                 )
             }
@@ -150,7 +161,7 @@ impl<'a> List<'a> {
                     "a backward follows its forward, in the order of the minibatches",
                 )?;
                 require(
-                    version == shape.forward_version(self.backwards),
+                    version == self.version(minibatch),
                     "a backward reads the version that its forward read",
                 )?;
                 self.compute(GRADIENTS)?;
@@ -174,10 +185,10 @@ impl<'a> List<'a> {
                     round == self.steps && self.has_gradients_of(round),
                     "the step of a round follows its backward, in order",
                 )?;
-                let first = round * shape.replicas;
-                let whole = self.schedule.minibatches.saturating_sub(first);
+                let length = self.schedule.pace.round_length(&shape);
+                let whole = self.schedule.minibatches.saturating_sub(round * length);
                 require(
-                    minibatches == shape.replicas.min(whole),
+                    minibatches == length.min(whole),
                     "a step averages over the minibatches of its round",
                 )?;
                 require(
@@ -192,9 +203,11 @@ impl<'a> List<'a> {
 
     /// Whether this replica's share of the round's gradient is there (it may have none in the last round).
     fn has_gradients_of(&self, round: usize) -> bool {
-        let shape = self.schedule.stages[self.stage()];
-        round < shape.rounds(self.schedule.minibatches)
-            && (round < self.backwards || self.minibatch(round).is_none())
+        let shape = &self.schedule.stages[self.stage()];
+        let pace = self.schedule.pace;
+        let done = |minibatch| pace.round_of(shape, minibatch) > round;
+        round < pace.rounds(shape, self.schedule.minibatches)
+            && self.minibatch(self.backwards).is_none_or(done)
     }
 
     fn is_peer(&self, stage: usize, minibatch: usize, peer: usize) -> bool {
@@ -261,7 +274,7 @@ impl<'a> List<'a> {
             "every minibatch goes forward and backward once",
         )?;
         require(
-            self.steps == shape.rounds(self.schedule.minibatches),
+            self.steps == self.schedule.pace.rounds(&shape, self.schedule.minibatches),
             "every round ends with a step",
         )?;
         require(

@@ -6,11 +6,13 @@ mod check;
 mod generate;
 mod holdings;
 mod list;
+mod pace;
 
 use serde::{Deserialize, Serialize};
 
 pub use check::ScheduleError;
 pub use generate::ShapeError;
+pub use pace::{Holding, Pace};
 
 /// How minibatches move through the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,16 +21,41 @@ pub enum ScheduleKind {
     /// PipeDream's asynchronous one-forward-one-backward with weight stashing.
     #[serde(rename = "1f1b")]
     OneFOneB,
+    /// The same, and a minibatch reads one version in all stages.
+    VerticalSync,
+    /// PipeDream-2BW: two versions, steps as seldom as minibatches in flight.
+    #[serde(rename = "2bw")]
+    TwoBw,
+    /// One-forward-one-backward within a batch of microbatches, then one step: as if trained in one piece.
+    #[serde(rename = "1f1b-flush")]
+    OneFOneBFlush,
+    /// GPipe: all forwards of a batch, all its backwards, one step.
+    Gpipe,
     /// One minibatch at a time through the stages.
     ModelParallel,
     /// Every worker the whole model, synchronised each round.
     DataParallel,
 }
 
+impl ScheduleKind {
+    /// Whether a gradient is always taken at the weights that it is applied to.
+    #[must_use]
+    pub fn is_synchronous(self) -> bool {
+        matches!(
+            self,
+            Self::OneFOneBFlush | Self::Gpipe | Self::ModelParallel | Self::DataParallel
+        )
+    }
+}
+
 impl std::fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::OneFOneB => "1f1b",
+            Self::VerticalSync => "vertical-sync",
+            Self::TwoBw => "2bw",
+            Self::OneFOneBFlush => "1f1b-flush",
+            Self::Gpipe => "gpipe",
             Self::ModelParallel => "model-parallel",
             Self::DataParallel => "data-parallel",
         })
@@ -125,7 +152,7 @@ pub enum Op {
     Step {
         /// Round of the stage.
         round: usize,
-        /// Minibatches in the round: `replicas`, fewer in the last one.
+        /// Minibatches in the round ([`Pace::round_length`]), fewer in the last one.
         minibatches: usize,
     },
 }
@@ -142,6 +169,8 @@ pub struct WorkerRole {
 /// What every worker does, from the first minibatch to the drained pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
+    /// Its kind, and how many minibatches make a step.
+    pub pace: Pace,
     /// Number of minibatches it carries through.
     pub minibatches: usize,
     /// The stages that it was made for.
@@ -152,20 +181,6 @@ pub struct Schedule {
     pub roles: Vec<WorkerRole>,
     /// Operations of each worker.
     pub operations: Vec<Vec<Op>>,
-}
-
-impl StageShape {
-    /// The version that the forward of `round` reads: the one after round `round - K - d`, else the first.
-    #[must_use]
-    pub fn forward_version(&self, round: usize) -> usize {
-        (round + 1).saturating_sub(self.depth + self.delay)
-    }
-
-    /// Rounds that `minibatches` make; the last one may be partial.
-    #[must_use]
-    pub fn rounds(&self, minibatches: usize) -> usize {
-        minibatches.div_ceil(self.replicas)
-    }
 }
 
 impl Schedule {
