@@ -312,7 +312,12 @@ impl Worker<'_> {
                 });
             }
             self.settled += 1;
-            self.step_until(self.settled.saturating_sub(self.shape().delay));
+            let delay = if self.pace.flushes() {
+                0
+            } else {
+                self.shape().delay
+            };
+            self.step_until(self.settled.saturating_sub(delay));
         }
     }
 
