@@ -8,7 +8,7 @@ use planner::cost::interval::SkipCount;
 use planner::cost::{Formula, Machine};
 use planner::graph::LayerGraph;
 use planner::plan::Cluster;
-use planner::planning::{Recompute, Request, Scope, Solver, plan};
+use planner::planning::{Course, Recompute, Request, Scope, Solver, plan};
 use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA, Profile};
 use planner::solve::{Limits, Problem, dynamic_program, ilp};
 
@@ -102,6 +102,7 @@ fn main() {
                 most_replicas: devices,
                 memory: memory.map_or(f64::INFINITY, |bytes| bytes as f64),
                 recompute: Recompute::Auto,
+                keeping: planner::schedule::Keeping::STASHING,
             },
             SkipCount::Once,
         );
@@ -123,6 +124,7 @@ fn main() {
             scope: Scope::All,
             recompute: Recompute::Auto,
             together: Vec::new(),
+            course: Course::default(),
         };
         let began = Instant::now();
         let planned = plan(&profile, file("profile.json"), &request);

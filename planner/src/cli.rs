@@ -11,9 +11,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::cost::Formula;
 use crate::file::{self, FileError};
 use crate::planning::{
-    self, Explanation, PlanningError, Recompute, Request, Scope, Solver, StageSpec, Together,
+    self, Compared, Course, Explanation, PlanningError, Recompute, Request, Scope, Solver,
+    StageSpec, Together,
 };
 use crate::profile::{FileRef, Profile};
+use crate::schedule::ScheduleKind;
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
 use crate::{Plan, report, timeline};
 
@@ -103,6 +105,21 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub memory: Option<u64>,
 
+    /// How minibatches move through the stages: asynchronously with weight stashing (1f1b), with two weight versions
+    /// (2bw), in batches behind which the pipeline is flushed (1f1b-flush, gpipe), one at a time, or without stages;
+    /// `auto` compares all kinds and takes the fastest
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = ScheduleName::OneFOneB, conflicts_with = "sweep")]
+    pub schedule: ScheduleName,
+
+    /// With 1f1b: a minibatch reads the same weight version in all stages
+    #[arg(long, conflicts_with = "sweep")]
+    pub vertical_sync: bool,
+
+    /// Minibatches of the profile's size in a step of all stages (2bw, vertical sync, and the microbatches of a batch
+    /// with 1f1b-flush and gpipe) [default: as few as suit the stages; four for each device where batches are flushed]
+    #[arg(long, value_name = "M", value_parser = parse_count, conflicts_with = "sweep")]
+    pub microbatches: Option<usize>,
+
     /// Whether stages keep their inputs only and run forward again before each backward, which costs time and saves
     /// memory: where the memory asks for it, nowhere, or everywhere
     #[arg(long, value_enum, default_value_t = RecomputeName::Auto)]
@@ -188,6 +205,28 @@ pub enum SolverName {
     Dp,
     /// Integer program
     Ilp,
+}
+
+/// `--schedule`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ScheduleName {
+    /// One forward, one backward, weight stashing: PipeDream
+    #[value(name = "1f1b")]
+    OneFOneB,
+    /// Two weight versions, a step for all minibatches in flight: PipeDream-2BW
+    #[value(name = "2bw")]
+    TwoBw,
+    /// One forward, one backward within each batch, no staleness
+    #[value(name = "1f1b-flush")]
+    OneFOneBFlush,
+    /// All forwards, then all backwards of each batch, no staleness
+    Gpipe,
+    /// One minibatch at a time
+    ModelParallel,
+    /// The whole model on every device
+    DataParallel,
+    /// The fastest of all
+    Auto,
 }
 
 /// `--recompute`.
@@ -278,6 +317,24 @@ fn parse_stages(text: &str) -> Result<Stages, planning::HandError> {
 }
 
 impl Arguments {
+    fn kind(&self) -> Result<ScheduleKind, CliError> {
+        let kind = match self.schedule {
+            ScheduleName::OneFOneB | ScheduleName::Auto => ScheduleKind::OneFOneB,
+            ScheduleName::TwoBw => ScheduleKind::TwoBw,
+            ScheduleName::OneFOneBFlush => ScheduleKind::OneFOneBFlush,
+            ScheduleName::Gpipe => ScheduleKind::Gpipe,
+            ScheduleName::ModelParallel => ScheduleKind::ModelParallel,
+            ScheduleName::DataParallel => ScheduleKind::DataParallel,
+        };
+        match (self.vertical_sync, self.schedule) {
+            (false, _) => Ok(kind),
+            (true, ScheduleName::OneFOneB) => Ok(ScheduleKind::VerticalSync),
+            (true, _) => Err(CliError::Usage(
+                "--vertical-sync is a variant of --schedule 1f1b: no other kind has it",
+            )),
+        }
+    }
+
     /// What the flags ask for.
     ///
     /// # Errors
@@ -302,6 +359,10 @@ impl Arguments {
                 RecomputeName::Always => Recompute::Always,
             },
             together: self.together.clone(),
+            course: Course {
+                kind: self.kind()?,
+                microbatches: self.microbatches,
+            },
             scope: match (&self.stages, self.straight) {
                 (Some(Stages(specs)), _) => Scope::Given(specs.clone()),
                 (None, true) => Scope::Straight,
@@ -335,7 +396,21 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
         sha256: file::sha256_of_file(&arguments.profile)?,
     };
     let request = arguments.request()?;
-    let plan = planning::plan(&profile, profile_file, &request)?;
+    let (plan, compared) = if arguments.schedule == ScheduleName::Auto {
+        planning::compare(&profile, &profile_file, &request)?
+    } else {
+        (
+            planning::plan(&profile, profile_file, &request)?,
+            Vec::new(),
+        )
+    };
+    let request = Request {
+        course: Course {
+            kind: plan.schedule,
+            microbatches: request.course.microbatches,
+        },
+        ..request
+    };
     if let Some(path) = &arguments.output {
         plan.save(path)?;
     }
@@ -348,7 +423,7 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
     } else {
         None
     };
-    print(arguments, &request, &plan, explanation.as_ref())?;
+    print(arguments, &request, &plan, &compared, explanation.as_ref())?;
     show_timeline(arguments, &profile, &request, &plan)
 }
 
@@ -363,7 +438,8 @@ fn show_timeline(
         return Ok(());
     }
     let in_flight = plan.stages.iter().map(|s| s.replicas * s.depth).max();
-    let minibatches = 6 * in_flight.unwrap_or(1) + 8;
+    let batches = 3 * plan.microbatches.unwrap_or(0);
+    let minibatches = (6 * in_flight.unwrap_or(1) + 8).max(batches);
     let run = planning::timeline(profile, request, plan, minibatches)?;
     if let Some(path) = &arguments.trace {
         file::write_atomically(path, timeline::trace(&run).as_bytes())?;
@@ -379,26 +455,39 @@ fn print(
     arguments: &Arguments,
     request: &Request,
     plan: &Plan,
+    compared: &[Compared],
     explanation: Option<&Explanation>,
 ) -> Result<(), CliError> {
-    /// The plan's own names, and one more.
+    /// The plan's own names, and some more.
     #[derive(serde::Serialize)]
-    struct Explained<'a> {
+    struct Answer<'a> {
         #[serde(flatten)]
         plan: &'a Plan,
-        explanation: &'a Explanation,
+        #[serde(skip_serializing_if = "<[_]>::is_empty")]
+        schedules: &'a [Compared],
+        #[serde(skip_serializing_if = "Option::is_none")]
+        explanation: Option<&'a Explanation>,
     }
-    let text = match explanation {
-        _ if arguments.quiet => return Ok(()),
-        Some(explanation) if arguments.json => file::to_json(&Explained { plan, explanation }),
-        None if arguments.json => plan.to_json(),
-        Some(explanation) => format!(
-            "{}\n{}",
-            report::table(plan, request.formula),
-            report::explanation(plan, explanation)
-        ),
-        None => report::table(plan, request.formula),
-    };
+    if arguments.quiet {
+        return Ok(());
+    }
+    if arguments.json {
+        let answer = Answer {
+            plan,
+            schedules: compared,
+            explanation,
+        };
+        return Ok(file::print(&file::to_json(&answer))?);
+    }
+    let mut text = report::table(plan, request.formula);
+    if !compared.is_empty() {
+        text.push('\n');
+        text.push_str(&report::schedules(plan, compared));
+    }
+    if let Some(explanation) = explanation {
+        text.push('\n');
+        text.push_str(&report::explanation(plan, explanation));
+    }
     Ok(file::print(&text)?)
 }
 

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use crate::Plan;
 use crate::cost::Formula;
 use crate::plan::{Baseline, Cluster, Stage};
-use crate::planning::Explanation;
+use crate::planning::{Compared, Explanation};
+use crate::schedule::ScheduleKind;
 use crate::units::{show_bandwidth, show_bytes, show_time};
 
 /// No layer name is shown longer than this.
@@ -21,8 +22,9 @@ pub fn table(plan: &Plan, formula: Formula) -> String {
     let replicas: Vec<String> = plan.stages.iter().map(|s| s.replicas.to_string()).collect();
     let _ = writeln!(
         text,
-        "Plan {} on {} of {}: {} samples/s ({} per minibatch of {})\n",
+        "Plan {}{} on {} of {}: {} samples/s ({} per minibatch of {})\n",
         replicas.join("-"),
+        schedule(plan),
         count(plan.workers, "worker"),
         cluster_line(&plan.cluster),
         number(plan.throughput_samples_per_s),
@@ -49,6 +51,18 @@ pub fn table(plan: &Plan, formula: Formula) -> String {
     text.push('\n');
     text.push_str(&baseline_table(plan));
     text
+}
+
+/// What is special about the plan's schedule: ` (gpipe, steps of 64 microbatches)`.
+fn schedule(plan: &Plan) -> String {
+    match (plan.schedule, plan.microbatches) {
+        (ScheduleKind::OneFOneB, _) => String::new(),
+        (kind, None) => format!(" ({kind})"),
+        (kind, Some(count)) if plan.pace().flushes() => {
+            format!(" ({kind}, batches of {count} microbatches)")
+        }
+        (kind, Some(count)) => format!(" ({kind}, a step every {count} minibatches)"),
+    }
 }
 
 /// `4 devices, 10.0 Gbps, 16.0 GiB each`.
@@ -225,6 +239,48 @@ fn verdict(plan: &Plan, formula: Formula) -> String {
         };
         let _ = writeln!(text, "Idle        {}{why}", count(unused, "device"));
     }
+    text
+}
+
+/// What the kinds of schedules give, ending in a newline.
+#[must_use]
+pub fn schedules(plan: &Plan, compared: &[Compared]) -> String {
+    let header = [
+        "schedule",
+        "replicas",
+        "samples/s",
+        "period",
+        "bubbles",
+        "memory",
+        "staleness",
+        "per step",
+        "",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for other in compared {
+        let or_not = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        let note = match &other.infeasible {
+            None if other.schedule == plan.schedule => "  taken",
+            None => "",
+            Some(_) => "  does not fit",
+        };
+        rows.push(vec![
+            other.schedule.to_string(),
+            or_not(other.configuration.clone()),
+            or_not(other.throughput_samples_per_s.map(number)),
+            or_not(other.period_s.map(show_time)),
+            or_not(other.bubble_share.map(|b| format!("{:.0} %", 100.0 * b))),
+            or_not(other.memory_bytes.map(|bytes| show_bytes(bytes as f64))),
+            or_not(other.staleness.map(|steps| steps.to_string())),
+            or_not(other.microbatches.map(|count| count.to_string())),
+            note.to_owned(),
+        ]);
+    }
+    let mut text = align(&rows, 1);
+    text.push_str(
+        "Staleness: steps by which a gradient's weights may be older than those it is applied to; none without it.\n\
+         Per step: minibatches between two steps, where all stages step together.\n",
+    );
     text
 }
 

@@ -59,6 +59,7 @@ mod tests {
             latency: 0.0,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         }
     }
 

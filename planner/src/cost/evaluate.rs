@@ -9,7 +9,7 @@ use super::formula::Formula;
 use super::placement::{CardLoad, Placement, Worst};
 use super::stage::{Loads, Machine, StageSums};
 use crate::graph::LayerGraph;
-use crate::schedule::{StageLink, noam};
+use crate::schedule::{Keeping, StageLink, noam};
 
 /// Stages in pipeline order and how often each is replicated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,7 @@ impl Partition {
         &self,
         graph: &LayerGraph,
         machine: &Machine,
+        keeping: Keeping,
         memory: f64,
     ) -> Self {
         let mut plain = self.clone();
@@ -47,7 +48,10 @@ impl Partition {
         let depths = noam(&self.replicas);
         let stages = evaluation.stages.iter().zip(depths);
         plain.recompute = stages
-            .map(|(s, depth)| s.sums.memory(s.replicas, depth, 0) > memory)
+            .map(|(s, depth)| {
+                let holding = keeping.holding(s.replicas, depth, 0);
+                s.sums.memory_of(s.replicas, holding) > memory
+            })
             .collect();
         plain
     }
@@ -172,13 +176,13 @@ impl Evaluation {
             .collect();
         let cards = placement.map_or_else(Vec::new, |p| {
             let parameters: Vec<f64> = stages.iter().map(|s| s.sums.parameters).collect();
-            p.cards(&links, &parameters)
+            p.cards(&links, &parameters, machine)
         });
         let loads = stages.iter().map(|s| s.loads.largest());
         let loads = loads.chain(cards.iter().map(|card| card.seconds));
         let bottleneck = loads.fold(0.0, f64::max);
         let messages: f64 = links.iter().map(|l| l.activations + l.gradients).sum();
-        let rings: f64 = stages.iter().map(StageEvaluation::ring_bytes).sum();
+        let rings: f64 = stages.iter().map(|s| s.ring_bytes(machine)).sum();
         Self {
             stages,
             links,
@@ -248,9 +252,9 @@ impl Evaluation {
 impl StageEvaluation {
     /// Bytes per minibatch that the stage's all-reduce puts on links, all replicas together.
     #[must_use]
-    pub fn ring_bytes(&self) -> f64 {
+    pub fn ring_bytes(&self, machine: &Machine) -> f64 {
         let r = self.replicas as f64;
-        2.0 * (r - 1.0) / r * self.sums.parameters
+        2.0 * (r - 1.0) * self.sums.parameters / machine.round_of(self.replicas)
     }
 }
 
@@ -300,6 +304,7 @@ mod tests {
             latency: 0.0,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         };
         let e = Evaluation::new(&LayerGraph::new(&profile), &partition, &machine);
         let sizes: Vec<_> = e

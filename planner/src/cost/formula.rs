@@ -45,14 +45,17 @@ impl Formula {
 
     /// Device seconds of the stage that no number of replicas takes away: its load is at least this over r.
     #[must_use]
-    pub fn work(self, sums: &StageSums) -> f64 {
-        let step = if self == Self::Ours { sums.step } else { 0.0 };
+    pub fn work(self, sums: &StageSums, machine: &Machine) -> f64 {
+        // Where all stages step together that does not become less with the replicas.
+        let own_rounds = self == Self::Ours && machine.round.is_none();
+        let step = if own_rounds { sums.step } else { 0.0 };
         sums.forward + sums.backward + step
     }
 
-    /// Whether the weights alone let this many replicas stay within the threshold: no more do if these do not.
+    /// Whether what grows with the replicas lets this many stay within the threshold: no more do if these do not.
     ///
-    /// Only SOSP 2019's all-reduce grows with the replicas; every other load falls from two replicas on.
+    /// That is SOSP 2019's all-reduce, and ours where all stages step together: each load is then a/r + b, and grows if a
+    /// is negative. Every other load falls from two replicas on.
     #[must_use]
     pub fn admits(
         self,
@@ -61,11 +64,23 @@ impl Formula {
         threshold: f64,
         machine: &Machine,
     ) -> bool {
-        let only_weights = StageSums {
-            parameters: sums.parameters,
-            ..StageSums::default()
-        };
-        self != Self::Sosp19 || self.load(&only_weights, replicas, machine) <= threshold
+        match self {
+            Self::Sosp19 => {
+                let only_weights = StageSums {
+                    parameters: sums.parameters,
+                    ..StageSums::default()
+                };
+                self.load(&only_weights, replicas, machine) <= threshold
+            }
+            Self::Ours if machine.round.is_some() => {
+                let [one, two] = [1, 2].map(|replicas| sums.loads(replicas, machine));
+                let these = sums.loads(replicas, machine);
+                let device = two.device() <= one.device() || these.device() <= threshold;
+                let network = two.network() <= one.network() || these.network() <= threshold;
+                device && network
+            }
+            _ => true,
+        }
     }
 
     /// Its name on the command line.
@@ -104,6 +119,7 @@ mod tests {
             latency: 0.0,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         };
         // 4 (m-1) / m * 6 = 16 at m = 3; 2 (m-1) * 6 = 24.
         assert_eq!(Formula::Paper.load(&sums, 3, &machine), 16.0 / 3.0);

@@ -253,7 +253,12 @@ impl Worst {
 impl Placement {
     /// What each server's card carries of these links and of the rings of stages with `parameters` bytes of weights.
     #[must_use]
-    pub fn cards(&self, links: &[LinkBytes], parameters: &[f64]) -> Vec<CardLoad> {
+    pub fn cards(
+        &self,
+        links: &[LinkBytes],
+        parameters: &[f64],
+        machine: &Machine,
+    ) -> Vec<CardLoad> {
         let mut cards = vec![CardBytes::default(); self.fabric.servers()];
         let stages: Vec<Vec<usize>> = self
             .counts
@@ -261,7 +266,7 @@ impl Placement {
             .map(|counts| self.fabric.by_server(counts))
             .collect();
         for (stage, &parameters) in stages.iter().zip(parameters) {
-            add_ring(&mut cards, stage, parameters);
+            add_ring(&mut cards, stage, parameters, machine);
         }
         for link in links {
             let bytes = (link.activations, link.gradients);
@@ -307,12 +312,13 @@ impl Placement {
 }
 
 /// Adds the all-reduce of a stage with these replicas in each server: one ring edge each way, if it spans servers.
-pub fn add_ring(cards: &mut [CardBytes], servers: &[usize], parameters: f64) {
+pub fn add_ring(cards: &mut [CardBytes], servers: &[usize], parameters: f64, machine: &Machine) {
     if servers.iter().filter(|&&n| n > 0).count() < 2 {
         return;
     }
-    let r = servers.iter().sum::<usize>() as f64;
-    let bytes = 2.0 * (r - 1.0) / (r * r) * parameters;
+    let replicas = servers.iter().sum();
+    let r = replicas as f64;
+    let bytes = 2.0 * (r - 1.0) / r * parameters / machine.round_of(replicas);
     for (card, _) in cards.iter_mut().zip(servers).filter(|&(_, &n)| n > 0) {
         card.add(CardBytes {
             out: bytes,
@@ -428,9 +434,10 @@ mod tests {
     #[test]
     fn a_ring_within_one_server_leaves_it_never() {
         let mut cards = vec![CardBytes::default(); 2];
-        add_ring(&mut cards, &[0, 3], 90.0);
+        let machine = Machine::new(&Cluster::flat(3, 1.0), 0.0);
+        add_ring(&mut cards, &[0, 3], 90.0, &machine);
         assert_eq!(cards[1], CardBytes::default());
-        add_ring(&mut cards, &[2, 1], 90.0);
+        add_ring(&mut cards, &[2, 1], 90.0, &machine);
         // 2 * 2/9 * 90 each way, for both.
         for card in &cards {
             assert!((card.out - 40.0).abs() < 1e-9 && (card.into - 40.0).abs() < 1e-9);

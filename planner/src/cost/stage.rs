@@ -2,6 +2,7 @@
 
 use crate::graph::Layer;
 use crate::plan::Cluster;
+use crate::schedule::Holding;
 
 /// What the cost model needs to know of the machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,6 +15,9 @@ pub struct Machine {
     pub message_s_per_byte: f64,
     /// kappa for the all-reduce: seconds of the worker's core per byte sent, received or reduced.
     pub reduce_s_per_byte: f64,
+    /// Minibatches between two steps, where all stages step together; none where a stage steps once per round of its
+    /// own replicas.
+    pub round: Option<f64>,
 }
 
 impl Machine {
@@ -31,7 +35,14 @@ impl Machine {
                 communication_s_per_byte
             },
             reduce_s_per_byte: communication_s_per_byte,
+            round: None,
         }
+    }
+
+    /// Minibatches between two steps of a stage.
+    #[must_use]
+    pub fn round_of(&self, replicas: usize) -> f64 {
+        self.round.unwrap_or(replicas as f64)
     }
 
     /// Seconds of the core that one replica spends on the all-reduce of one round.
@@ -150,37 +161,48 @@ impl StageSums {
 
     /// Loads of each replica when the stage runs on `replicas` workers.
     ///
-    /// A replica serves every r-th minibatch, and steps and all-reduces once per round of r.
+    /// A replica serves every r-th minibatch, and steps and all-reduces once per round, of r minibatches or of what the
+    /// machine says.
     #[must_use]
     pub fn loads(&self, replicas: usize, machine: &Machine) -> Loads {
         let r = replicas as f64;
         let (sent, received) = (self.traffic.sent(), self.traffic.received());
         let messages = machine.message_s_per_byte * (sent + received);
         let ring = 2.0 * (r - 1.0) / r * self.parameters;
+        let round = machine.round_of(replicas);
         Loads {
-            compute: (self.forward + self.backward + self.step) / r,
-            core: (messages + machine.reduce_core_s(replicas, self.parameters)) / r,
+            compute: (self.forward + self.backward) / r + self.step / round,
+            core: messages / r + machine.reduce_core_s(replicas, self.parameters) / round,
             traffic: sent.max(received) / r / machine.bandwidth,
-            sync: ring / r / machine.bandwidth,
+            sync: ring / round / machine.bandwidth,
         }
     }
 
-    /// Bytes that one replica needs at `depth` minibatches in flight.
+    /// Bytes that one replica needs at `depth` minibatches in flight with weight stashing.
+    #[must_use]
+    pub fn memory(&self, replicas: usize, depth: usize, delay: usize) -> f64 {
+        let holding = Holding {
+            versions: depth,
+            gradients: 1 + delay,
+            stashes: depth,
+        };
+        self.memory_of(replicas, holding)
+    }
+
+    /// Bytes that one replica needs.
     ///
     /// Weight versions, a gradient buffer per open round, optimizer state, the stashes, one minibatch's messages
     /// in and out, the ring's chunk, and the largest scratch of a layer.
     #[must_use]
-    pub fn memory(&self, replicas: usize, depth: usize, delay: usize) -> f64 {
-        let depth = depth as f64;
-        let gradients = 1.0 + delay as f64;
+    pub fn memory_of(&self, replicas: usize, holding: Holding) -> f64 {
         let chunk = if replicas > 1 {
             self.parameters / replicas as f64
         } else {
             0.0
         };
-        (depth + gradients) * self.parameters
+        (holding.versions + holding.gradients) as f64 * self.parameters
             + self.optimizer
-            + depth * self.stash
+            + holding.stashes as f64 * self.stash
             + self.traffic.sent()
             + self.traffic.received()
             + chunk
@@ -197,6 +219,7 @@ mod tests {
         latency: 0.0,
         message_s_per_byte: 0.0,
         reduce_s_per_byte: 0.0,
+        round: None,
     };
 
     fn sums() -> StageSums {

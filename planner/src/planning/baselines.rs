@@ -2,13 +2,14 @@
 
 use super::search::{Found, Space};
 use super::{
-    PlanningError, Request, Scope, Solver, gap, memory_limit, released, search, servers, throughput,
+    Course, PlanningError, Request, Scope, Solver, gap, memory_limit, released, search, servers,
+    throughput,
 };
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, data_parallel};
 use crate::graph::LayerGraph;
 use crate::plan::{Baseline, Baselines, Cluster};
 use crate::profile::Profile;
-use crate::schedule::StageShape;
+use crate::schedule::{Pace, StageShape};
 use crate::simulate::predict;
 use crate::units::show_bytes;
 
@@ -17,9 +18,14 @@ use crate::units::show_bytes;
 pub(super) fn baselines(
     profile: &Profile,
     space: &Space,
-    machine: &Machine,
     request: &Request,
 ) -> Result<Baselines, PlanningError> {
+    // Whatever the plan's own schedule: these are what one would do without it.
+    let machine = &Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let request = &Request {
+        course: Course::default(),
+        ..request.clone()
+    };
     let straight = Request {
         scope: Scope::Straight,
         // Both solvers find the same, this one at once.
@@ -109,7 +115,7 @@ fn model_parallel_baseline(
         delay: 0,
     };
     let shapes = vec![one_at_a_time; stages.partition.stages.len()];
-    let prediction = predict(&evaluation, &shapes, machine)?;
+    let prediction = predict(&evaluation, Pace::ONE_F_ONE_B, &shapes, machine)?;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {
         bottleneck_s: prediction.period,
@@ -127,11 +133,18 @@ fn straight_baseline(
     stages: &Found,
     infeasible: Option<String>,
 ) -> Result<Baseline, PlanningError> {
-    let limit = match infeasible {
-        None => memory_limit(&request.cluster),
-        Some(_) => f64::INFINITY,
+    let unlimited = Request {
+        cluster: request.cluster.with_memory(None),
+        ..request.clone()
     };
-    let judged = stages.judge(machine, limit)?;
+    let judged = stages.judge(
+        machine,
+        if infeasible.is_none() {
+            request
+        } else {
+            &unlimited
+        },
+    )?;
     let prediction = &judged.choice.prediction;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {

@@ -89,6 +89,11 @@ pub(super) fn stall(
             "{} waits for its all-reduce before it can go on to a newer version",
             named(stage)
         ),
+        Cause::Flush { stage } => format!(
+            "a batch of {} microbatches is through all stages before the next one begins; {} sets the pace",
+            choice.pace.microbatches,
+            named(stage)
+        ),
         Cause::Load { .. } | Cause::Card { .. } | Cause::Waiting => {
             "stages and links wait for each other in turn; no single one is full".to_owned()
         }

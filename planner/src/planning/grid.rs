@@ -163,6 +163,7 @@ mod tests {
     use super::*;
     use crate::cost::Formula;
     use crate::plan::Cluster;
+    use crate::planning::Course;
     use crate::planning::{Recompute, Scope, Solver};
     use crate::testing;
 
@@ -181,6 +182,7 @@ mod tests {
             scope: Scope::All,
             recompute: Recompute::Auto,
             together: Vec::new(),
+            course: Course::default(),
         }
     }
 

@@ -1,9 +1,11 @@
 //! From a profile and a cluster to a plan: search, depths, baselines, and the words that explain them.
 
 mod baselines;
+mod compare;
 mod explain;
 mod grid;
 mod hand;
+mod kinds;
 mod neighbours;
 mod released;
 mod search;
@@ -11,6 +13,7 @@ mod servers;
 mod sweep;
 mod timeline;
 
+pub use compare::{Compared, KINDS, compare};
 pub use grid::{Axes, Cell, csv, grid};
 pub use hand::{HandError, StageSpec, parse_stages};
 pub use neighbours::{Explanation, explanation};
@@ -26,7 +29,8 @@ use crate::cost::{Evaluation, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::plan::{Card, Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
 use crate::profile::{FileRef, Profile};
-use crate::schedule::{Schedule, ScheduleKind, StageShape};
+use crate::schedule::{Keeping, Schedule, ScheduleKind, StageShape};
+pub use crate::simulate::depth::Course;
 use crate::simulate::{SimulationError, depth};
 pub use crate::solve::Recompute;
 use crate::solve::SolverError;
@@ -49,6 +53,45 @@ pub struct Request {
     pub recompute: Recompute,
     /// Layers that have to stay in one stage.
     pub together: Vec<Together>,
+    /// The kind of schedule, and how many minibatches make a step where all stages step together.
+    pub course: Course,
+}
+
+impl Request {
+    /// The kind of schedule with the minibatches of a step, where they have to be known before there is a plan: of a
+    /// batch after which the pipeline is flushed four for each device, if none are given.
+    fn course(&self) -> Course {
+        let kind = self.course.kind;
+        let flushes = matches!(kind, ScheduleKind::OneFOneBFlush | ScheduleKind::Gpipe);
+        let suited = flushes.then_some(4 * self.cluster.devices);
+        Course {
+            kind,
+            microbatches: self.course.microbatches.or(suited),
+        }
+    }
+
+    fn keeping(&self) -> Keeping {
+        let course = self.course();
+        Keeping {
+            kind: course.kind,
+            microbatches: course.microbatches.unwrap_or(0),
+        }
+    }
+
+    /// The machine as the solvers see it: where all stages step together and it is not known how often, a stage steps
+    /// after a round of its replicas, as often as it ever does.
+    fn machine(&self, profile: &Profile) -> Machine {
+        let kind = self.course.kind;
+        let together = !matches!(
+            kind,
+            ScheduleKind::OneFOneB | ScheduleKind::ModelParallel | ScheduleKind::DataParallel
+        );
+        let round = self.course().microbatches.filter(|_| together);
+        Machine {
+            round: round.map(|round| round as f64),
+            ..Machine::new(&self.cluster, profile.communication_s_per_byte)
+        }
+    }
 }
 
 /// Which plans are considered.
@@ -114,6 +157,8 @@ impl From<Infeasible> for PlanningError {
 
 /// Everything about a partition that a plan tells.
 struct Judged {
+    /// Steps and all-reduces as often as the schedule has them.
+    machine: Machine,
     evaluation: Evaluation,
     choice: depth::Choice,
 }
@@ -121,22 +166,30 @@ struct Judged {
 /// Makes the plan for a valid profile, which `profile_file` names.
 ///
 /// # Errors
-/// If nothing fits the memory, the user's stages are none, or a solver fails.
+/// If nothing fits the memory, the user's stages are none, the kind of schedule cannot have the wanted minibatches per
+/// step, or a solver fails.
 pub fn plan(
     profile: &Profile,
     profile_file: FileRef,
     request: &Request,
 ) -> Result<Plan, PlanningError> {
     let graph = layer_graph(profile, &request.together)?;
-    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let machine = request.machine(profile);
     let space = search::Space::new(&graph);
-    let found = search::search(&space, &machine, request)?;
-    let judged = found.judge(&machine, memory_limit(&request.cluster))?;
-    let baselines = baselines::baselines(profile, &space, &machine, request)?;
-    let shapes = &judged.choice.shapes;
-    let evaluation = &judged.evaluation;
-    let bottleneck_s = found.objective(evaluation, request.formula, &machine);
-    let prediction = &judged.choice.prediction;
+    let (found, judged) = kinds::find(&space, &machine, request)?;
+    let baselines = baselines::baselines(profile, &space, request)?;
+    let Judged {
+        machine,
+        evaluation,
+        choice,
+    } = &judged;
+    let bottleneck_s = match request.course.kind {
+        // One minibatch, or one bucket, after the other: there is no steady load that tells the pace.
+        ScheduleKind::ModelParallel | ScheduleKind::DataParallel => choice.prediction.period,
+        _ => found.objective(evaluation, request.formula, machine),
+    };
+    let prediction = &choice.prediction;
+    let pace = choice.pace;
     let plan = Plan {
         schema: PLAN_SCHEMA.to_owned(),
         model: profile.model.clone(),
@@ -144,9 +197,9 @@ pub fn plan(
         batch_size: profile.batch_size,
         threads: profile.threads,
         cluster: request.cluster.clone(),
-        schedule: ScheduleKind::OneFOneB,
-        microbatches: None,
-        stages: stages(&found.graph, &found.partition, evaluation, shapes)?,
+        schedule: pace.kind,
+        microbatches: (!pace.has_own_rounds()).then_some(pace.microbatches),
+        stages: stages(&found.graph, &found.partition, evaluation, choice)?,
         links: evaluation.links.iter().map(|l| l.link()).collect(),
         workers: found.partition.workers(),
         bottleneck_s,
@@ -154,13 +207,13 @@ pub fn plan(
             Some((_, stage)) => {
                 explain::bottleneck_stage(&found.graph, evaluation, stage, request.formula)
             }
-            None => explain::bottleneck(&found.graph, evaluation, request.formula, &machine),
+            None => explain::bottleneck(&found.graph, evaluation, request.formula, machine),
         },
         lower_bound_s: found.lower_bound,
         gap: gap(bottleneck_s, found.lower_bound),
         optimal: found.proved,
         period_s: prediction.period,
-        stall: explain::stall(&found.graph, &judged.choice, evaluation),
+        stall: explain::stall(&found.graph, choice, evaluation),
         fill_s: prediction.fill,
         drain_s: prediction.drain,
         bubble_share: prediction.bubble_share,
@@ -226,9 +279,9 @@ fn gap(value: f64, bound: f64) -> f64 {
 
 impl search::Found {
     /// Its costs, and the depths that suit it.
-    fn judge(&self, machine: &Machine, memory: f64) -> Result<Judged, PlanningError> {
+    fn judge(&self, machine: &Machine, request: &Request) -> Result<Judged, PlanningError> {
         let placement = self.placement.as_ref();
-        judge(&self.graph, machine, &self.partition, placement, memory)
+        judge(&self.graph, machine, &self.partition, placement, request)
     }
 
     /// Its largest load under the formula, seconds per minibatch.
@@ -240,18 +293,36 @@ impl search::Found {
     }
 }
 
-/// On servers the memory of each device counts, else `memory`.
+/// Costs and depths of a partition. On servers the memory of each device counts.
 fn judge(
     graph: &LayerGraph,
     machine: &Machine,
     partition: &Partition,
     placement: Option<&Placement>,
-    memory: f64,
+    request: &Request,
 ) -> Result<Judged, PlanningError> {
-    let evaluation = Evaluation::placed(graph, partition, machine, placement);
-    let memory = placement.map_or(memory, |_| f64::INFINITY);
-    let choice = depth::choose(&evaluation, machine, memory)?;
-    Ok(Judged { evaluation, choice })
+    let memory = placement.map_or(memory_limit(&request.cluster), |_| f64::INFINITY);
+    let on = |machine: Machine, course| {
+        let evaluation = Evaluation::placed(graph, partition, &machine, placement);
+        let choice = depth::choose(&evaluation, &machine, course, memory)?;
+        Ok(Judged {
+            machine,
+            evaluation,
+            choice,
+        })
+    };
+    let judged: Judged = on(*machine, request.course())?;
+    let pace = judged.choice.pace;
+    if pace.has_own_rounds() || machine.round.is_some() {
+        return Ok(judged);
+    }
+    // Now it is known how often the stages step.
+    let round = Some(pace.microbatches as f64);
+    let course = Course {
+        kind: pace.kind,
+        microbatches: Some(pace.microbatches),
+    };
+    on(Machine { round, ..*machine }, course)
 }
 
 /// What each server's network card carries.
@@ -269,8 +340,9 @@ fn stages(
     graph: &LayerGraph,
     partition: &Partition,
     evaluation: &Evaluation,
-    shapes: &[StageShape],
+    choice: &depth::Choice,
 ) -> Result<Vec<Stage>, PlanningError> {
+    let (pace, shapes) = (choice.pace, &choice.shapes);
     let mut first_worker = 0;
     let stages = evaluation.stages.iter().zip(shapes).enumerate();
     let stages = stages.map(|(number, (e, shape))| {
@@ -288,8 +360,13 @@ fn stages(
             replicas: shape.replicas,
             depth: shape.depth,
             delay: shape.delay,
-            versions: versions(*shape)?,
+            versions: if pace.has_own_rounds() {
+                versions(*shape)?
+            } else {
+                pace.holding(shapes, number).versions
+            },
             recompute,
+            memory_bytes: choice.prediction.memory[workers[0]].ceil() as u64,
             workers,
             servers,
             kinds,
@@ -298,10 +375,6 @@ fn stages(
             traffic_s: e.loads.traffic,
             parameter_bytes: e.sums.parameters as u64,
             stash_bytes: e.sums.stash as u64,
-            memory_bytes: e
-                .sums
-                .memory(shape.replicas, shape.depth, shape.delay)
-                .ceil() as u64,
         })
     });
     stages.collect()
@@ -387,6 +460,7 @@ mod tests {
                         recompute: [Recompute::Auto, Recompute::Never, Recompute::Always]
                             [recompute],
                         together: Vec::new(),
+                        course: Course::default(),
                     };
                     (profile, request)
                 },

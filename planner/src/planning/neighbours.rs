@@ -72,7 +72,10 @@ pub fn explanation(
 ) -> Result<Explanation, PlanningError> {
     released::check_explained(request)?;
     let (graph, chosen) = planned(profile, request, plan)?;
-    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let machine = Machine {
+        round: plan.microbatches.map(|round| round as f64),
+        ..request.machine(profile)
+    };
     Ok(Explanation {
         resources: resources(&graph, &machine, &chosen, plan.placement()?.as_ref()),
         runner_ups: runner_ups(&graph, &machine, request, &chosen)?,
@@ -129,6 +132,7 @@ fn runner_ups(
         most_replicas: if straight { 1 } else { request.cluster.devices },
         memory: memory_limit(&request.cluster),
         recompute: request.recompute,
+        keeping: request.keeping(),
     };
     let fabric = Fabric::new(&request.cluster);
     let mut near: Vec<(f64, Partition, Option<Placement>)> = neighbours(chosen)
@@ -137,7 +141,13 @@ fn runner_ups(
         .filter_map(|p| {
             let (p, placement) = match &fabric {
                 Some(fabric) => {
-                    let placed = servers::place(graph, machine, &p, fabric, request.recompute)?;
+                    let placed = servers::place(
+                        graph,
+                        machine,
+                        &p,
+                        fabric,
+                        (request.recompute, request.keeping()),
+                    )?;
                     (placed.partition, Some(placed.placement))
                 }
                 None => (search::recompute(graph, machine, &p, limits), None),
@@ -153,13 +163,7 @@ fn runner_ups(
     near.truncate(MOST);
     near.into_iter()
         .map(|(bottleneck_s, partition, placement)| {
-            let judged = judge(
-                graph,
-                machine,
-                &partition,
-                placement.as_ref(),
-                limits.memory,
-            )?;
+            let judged = judge(graph, machine, &partition, placement.as_ref(), request)?;
             let cuts = partition.stages[1..].iter();
             Ok(RunnerUp {
                 configuration: partition.configuration(),
@@ -242,14 +246,14 @@ fn what_if(
     changes
         .into_iter()
         .filter_map(|(change, request)| {
-            let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+            let machine = request.machine(profile);
             let found = match search::search(&space, &machine, &request) {
                 Ok(found) => found,
                 // What was found for this cluster may have been more luck than the search has on a larger one.
                 Err(PlanningError::Infeasible(_)) => return None,
                 Err(other) => return Some(Err(other)),
             };
-            let judged = match found.judge(&machine, memory_limit(&request.cluster)) {
+            let judged = match found.judge(&machine, &request) {
                 Ok(judged) => judged,
                 Err(error) => return Some(Err(error)),
             };
@@ -269,6 +273,7 @@ mod tests {
     use super::*;
     use crate::cost::Formula;
     use crate::plan::Cluster;
+    use crate::planning::Course;
     use crate::solve::Recompute;
     use crate::testing;
 
@@ -307,6 +312,7 @@ mod tests {
             scope: Scope::All,
             recompute: Recompute::Auto,
             together: Vec::new(),
+            course: Course::default(),
         };
         let plan = super::super::plan(&profile, profile.model.clone(), &request).unwrap();
         assert!(plan.optimal);

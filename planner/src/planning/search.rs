@@ -196,6 +196,7 @@ pub(super) fn search(
         },
         memory: memory_limit(&request.cluster),
         recompute: request.recompute,
+        keeping: request.keeping(),
     };
     let formula = request.formula;
     let problem = |skips| Problem::over(space.table(skips), *machine, formula, limits);
@@ -309,7 +310,9 @@ pub(super) fn recompute(
     let mut all = partition.clone();
     all.recompute.fill(limits.recompute == Recompute::Always);
     match limits.recompute {
-        Recompute::Auto => all.recomputing_where_needed(graph, machine, limits.memory),
+        Recompute::Auto => {
+            all.recomputing_where_needed(graph, machine, limits.keeping, limits.memory)
+        }
         Recompute::Never | Recompute::Always => all,
     }
 }
@@ -356,7 +359,10 @@ pub(super) fn miss(
         .stages
         .iter()
         .zip(noam(&partition.replicas))
-        .map(|(s, depth)| (s.sums.memory(s.replicas, depth, 0), depth));
+        .map(|(s, depth)| {
+            let holding = limits.keeping.holding(s.replicas, depth, 0);
+            (s.sums.memory_of(s.replicas, holding), depth)
+        });
     let (stage, (needed, depth)) = needs.enumerate().max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
     if needed <= limits.memory {
         return None;
@@ -391,6 +397,7 @@ mod tests {
 
     use super::*;
     use crate::plan::Cluster;
+    use crate::planning::Course;
     use crate::profile::{Edge, Profile};
     use crate::testing;
 
@@ -451,6 +458,7 @@ mod tests {
                     },
                     recompute: [Recompute::Auto, Recompute::Never, Recompute::Always][recompute],
                     together: Vec::new(),
+                    course: Course::default(),
                 },
             )
     }
@@ -520,6 +528,7 @@ mod tests {
                 },
                 memory: memory_limit(&request.cluster),
                 recompute: request.recompute,
+                keeping: request.keeping(),
             };
             let mut brute = Brute {
                 graph: &graph,
@@ -593,6 +602,7 @@ mod tests {
             scope: Scope::Straight,
             recompute: Recompute::Auto,
             together: Vec::new(),
+            course: Course::default(),
         };
         let machine = Machine::new(&request.cluster, 0.0);
         let graph = LayerGraph::new(&profile);

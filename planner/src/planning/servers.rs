@@ -8,7 +8,7 @@ use crate::cluster::Slot;
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::plan::Cluster;
-use crate::schedule::noam;
+use crate::schedule::{Keeping, noam};
 use crate::solve::servers::{self, Places, Rules, thin_cuts};
 use crate::solve::{Downsets, Limits, Recompute};
 
@@ -34,7 +34,13 @@ pub(super) fn search_servers(
     };
     if let Scope::Given(specs) = &request.scope {
         let partition = hand::partition(graph, specs, devices)?;
-        let found = place(graph, machine, &partition, fabric, request.recompute);
+        let found = place(
+            graph,
+            machine,
+            &partition,
+            fabric,
+            (request.recompute, request.keeping()),
+        );
         let Some(placed) = found else {
             return Err(nearest(graph, machine, request, fabric, &partition).into());
         };
@@ -45,7 +51,7 @@ pub(super) fn search_servers(
         space,
         machine,
         fabric,
-        (most_replicas, request.recompute),
+        (most_replicas, request.recompute, request.keeping()),
         relaxed.lower_bound,
         Some(wanted),
     );
@@ -77,7 +83,7 @@ pub(super) fn search_alike(
         space,
         machine,
         &fabric,
-        (limits.most_replicas, limits.recompute),
+        (limits.most_replicas, limits.recompute, limits.keeping),
         bound,
         None,
     )?;
@@ -93,7 +99,7 @@ fn search_places(
     space: &Space,
     machine: &Machine,
     fabric: &Fabric,
-    (most_replicas, recompute): (usize, Recompute),
+    (most_replicas, recompute, keeping): (usize, Recompute, Keeping),
     bound: f64,
     wanted: Option<(&LayerGraph, &Partition)>,
 ) -> Option<Found> {
@@ -101,6 +107,7 @@ fn search_places(
         most_replicas,
         given: None,
         recompute,
+        keeping,
     };
     let solve = |graph: &LayerGraph, places: &Places| {
         servers::solve(graph, places, fabric, machine, rules, bound)
@@ -129,7 +136,7 @@ fn search_places(
         } else {
             bound
         };
-        Some((settle(placed, machine), bound))
+        Some((settle(placed, machine, keeping), bound))
     });
     let best = found.min_by(|(a, _), (b, _)| a.bottleneck.total_cmp(&b.bottleneck));
     best.map(|(placed, bound)| conclude(placed, bound))
@@ -141,7 +148,7 @@ pub(super) fn place(
     machine: &Machine,
     partition: &Partition,
     fabric: &Fabric,
-    recompute: Recompute,
+    (recompute, keeping): (Recompute, Keeping),
 ) -> Option<servers::Placed> {
     let ends = partition.stages.iter().map(|stage| stage.end);
     let cuts: Vec<usize> = std::iter::once(0).chain(ends).collect();
@@ -149,6 +156,7 @@ pub(super) fn place(
         most_replicas: partition.workers(),
         given: Some(&partition.replicas),
         recompute,
+        keeping,
     };
     let places = Places::of_cuts(graph, &cuts);
     servers::solve(graph, &places, fabric, machine, rules, 0.0)
@@ -240,15 +248,14 @@ fn same_order(a: &LayerGraph, b: &LayerGraph) -> bool {
 }
 
 /// Moves each boundary to where the bottleneck is least, over all layers and not only the places that were searched.
-fn settle(mut placed: servers::Placed, machine: &Machine) -> servers::Placed {
+fn settle(mut placed: servers::Placed, machine: &Machine, keeping: Keeping) -> servers::Placed {
     let evaluate = |graph: &LayerGraph, partition: &Partition, placement: &Placement| {
         let evaluation = Evaluation::placed(graph, partition, machine, Some(placement));
         let depths = noam(&partition.replicas);
-        let fits = evaluation
-            .stages
-            .iter()
-            .zip(depths)
-            .all(|(s, depth)| s.sums.memory(s.replicas, depth, 0) <= s.worst.memory);
+        let fits = evaluation.stages.iter().zip(depths).all(|(s, depth)| {
+            let holding = keeping.holding(s.replicas, depth, 0);
+            s.sums.memory_of(s.replicas, holding) <= s.worst.memory
+        });
         fits.then_some(evaluation.bottleneck)
     };
     // Each round is work for every layer; a few settle it.
@@ -302,16 +309,24 @@ fn nearest(
     for slot in &mut unlimited.slots {
         slot.memory = f64::INFINITY;
     }
-    let placement = place(graph, machine, partition, &unlimited, Recompute::Never)
-        .map_or_else(|| pack(partition, &unlimited), |placed| placed.placement);
+    let placement = place(
+        graph,
+        machine,
+        partition,
+        &unlimited,
+        (Recompute::Never, request.keeping()),
+    )
+    .map_or_else(|| pack(partition, &unlimited), |placed| placed.placement);
     let placement = Placement {
         fabric: fabric.clone(),
         ..placement
     };
     let evaluation = Evaluation::placed(graph, partition, machine, Some(&placement));
     let needs = evaluation.stages.iter().zip(noam(&partition.replicas));
-    let needs =
-        needs.map(|(s, depth)| (s.sums.memory(s.replicas, depth, 0), s.worst.memory, depth));
+    let needs = needs.map(|(s, depth)| {
+        let holding = request.keeping().holding(s.replicas, depth, 0);
+        (s.sums.memory_of(s.replicas, holding), s.worst.memory, depth)
+    });
     let worst = needs.enumerate().max_by(|(_, a), (_, b)| {
         let over = |(needed, limit, _): &(f64, f64, usize)| needed / limit;
         over(a).total_cmp(&over(b))

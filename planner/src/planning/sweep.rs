@@ -3,7 +3,7 @@
 use super::baselines::data_parallel_seconds;
 use super::{PlanningError, Request, Scope, Solver, memory_limit, search, throughput};
 use crate::contract::layer_graph;
-use crate::cost::{Machine, data_parallel};
+use crate::cost::data_parallel;
 use crate::profile::Profile;
 
 /// Samples per second with some number of devices.
@@ -28,7 +28,7 @@ const MOST_POINTS: usize = 24;
 /// If a solver fails; a number of devices on which nothing fits is a point without a plan.
 pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, PlanningError> {
     let graph = layer_graph(profile, &request.together)?;
-    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let machine = request.machine(profile);
     let memory = memory_limit(&request.cluster);
     let single = throughput(profile, data_parallel::step_seconds(&graph, 1, &machine));
     let space = search::Space::new(&graph);
@@ -45,7 +45,7 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
         }
         let plan = match search::search(&space, &machine, &request) {
             Ok(found) => {
-                let judged = found.judge(&machine, memory)?;
+                let judged = found.judge(&machine, &request)?;
                 Some(throughput(profile, judged.choice.prediction.period))
             }
             Err(PlanningError::Infeasible(_)) => None,

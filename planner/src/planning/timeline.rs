@@ -31,7 +31,10 @@ pub fn timeline(
     minibatches: usize,
 ) -> Result<Timeline, PlanningError> {
     let (graph, partition) = planned(profile, request, plan)?;
-    let machine = Machine::new(&request.cluster, profile.communication_s_per_byte);
+    let machine = Machine {
+        round: plan.microbatches.map(|round| round as f64),
+        ..request.machine(profile)
+    };
     let placement = plan.placement()?;
     let evaluation = Evaluation::placed(&graph, &partition, &machine, placement.as_ref());
     let schedule = plan.schedule_for(minibatches)?;

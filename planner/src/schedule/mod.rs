@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 
 pub use check::ScheduleError;
 pub use generate::ShapeError;
-pub use pace::{Holding, Pace};
+pub use pace::{Holding, Keeping, Pace};
 
 /// How minibatches move through the stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
     /// PipeDream's asynchronous one-forward-one-backward with weight stashing.
+    #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
     /// The same, and a minibatch reads one version in all stages.

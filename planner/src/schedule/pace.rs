@@ -23,6 +23,43 @@ pub struct Holding {
     pub stashes: usize,
 }
 
+/// What replicas hold under a kind of schedule whose pace is not known yet: at least what is told here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keeping {
+    /// The kind.
+    pub kind: ScheduleKind,
+    /// Microbatches of a batch where the pipeline is flushed.
+    pub microbatches: usize,
+}
+
+impl Keeping {
+    /// Weight stashing.
+    pub const STASHING: Self = Self {
+        kind: ScheduleKind::OneFOneB,
+        microbatches: 0,
+    };
+
+    /// What a replica of a stage with so many minibatches in flight per replica holds at its fullest.
+    #[must_use]
+    pub fn holding(self, replicas: usize, depth: usize, delay: usize) -> Holding {
+        let own = self.microbatches.div_ceil(replicas.max(1));
+        let (versions, gradients, stashes) = match self.kind {
+            ScheduleKind::OneFOneB
+            | ScheduleKind::VerticalSync
+            | ScheduleKind::ModelParallel
+            | ScheduleKind::DataParallel => (depth, 1 + delay, depth),
+            ScheduleKind::TwoBw => (2, 1 + delay, depth),
+            ScheduleKind::OneFOneBFlush => (1, 1, depth.min(own)),
+            ScheduleKind::Gpipe => (1, 1, own),
+        };
+        Holding {
+            versions,
+            gradients,
+            stashes,
+        }
+    }
+}
+
 impl Default for Pace {
     fn default() -> Self {
         Self::ONE_F_ONE_B
@@ -135,21 +172,17 @@ impl Pace {
     #[must_use]
     pub fn holding(self, stages: &[StageShape], stage: usize) -> Holding {
         let shape = &stages[stage];
-        let lag = self.lag(stages, stage);
-        let own = self.microbatches.div_ceil(shape.replicas);
-        let (versions, stashes) = match self.kind {
-            ScheduleKind::OneFOneB | ScheduleKind::ModelParallel | ScheduleKind::DataParallel => {
-                (shape.depth, shape.depth)
-            }
-            ScheduleKind::VerticalSync | ScheduleKind::TwoBw => (lag, shape.depth),
-            ScheduleKind::OneFOneBFlush => (1, shape.depth.min(own)),
-            ScheduleKind::Gpipe => (1, own),
+        let keeping = Keeping {
+            kind: self.kind,
+            microbatches: self.microbatches,
         };
-        let gradients = if self.flushes() { 1 } else { 1 + shape.delay };
+        let holding = keeping.holding(shape.replicas, shape.depth, shape.delay);
         Holding {
-            versions,
-            gradients,
-            stashes,
+            versions: match self.kind {
+                ScheduleKind::VerticalSync => self.lag(stages, stage),
+                _ => holding.versions,
+            },
+            ..holding
         }
     }
 

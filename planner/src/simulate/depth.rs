@@ -6,7 +6,7 @@
 
 use super::{Prediction, SimulationError, predict};
 use crate::cost::{Evaluation, Machine};
-use crate::schedule::{StageShape, noam};
+use crate::schedule::{Keeping, Pace, ScheduleKind, ShapeError, StageShape, noam};
 
 /// A period within this of the bottleneck needs no deeper pipeline.
 pub const CLOSE_ENOUGH: f64 = 0.02;
@@ -49,13 +49,29 @@ pub enum Cause {
         /// Stage.
         stage: usize,
     },
+    /// The batch has to be through before the next one begins; this stage's share of it and the way to and from it.
+    Flush {
+        /// Stage.
+        stage: usize,
+    },
     /// Stages and links waiting for each other; no single resource or cycle explains it.
     Waiting,
+}
+
+/// The kind of schedule that is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Course {
+    /// The kind.
+    pub kind: ScheduleKind,
+    /// Minibatches of a step where all stages step together; as suits the stages if none are given.
+    pub microbatches: Option<usize>,
 }
 
 /// Depths and delays, and what they give.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
+    /// The kind of schedule and how many minibatches make a step.
+    pub pace: Pace,
     /// One per stage.
     pub shapes: Vec<StageShape>,
     /// What the simulation says.
@@ -88,10 +104,38 @@ pub fn round_trips(evaluation: &Evaluation, machine: &Machine) -> Vec<f64> {
     trips
 }
 
+/// Seconds that a minibatch takes at least from the first stage's forward to a stage's, and from that stage's backward
+/// to the end of the first stage's. None for stages that send the first one no gradients.
+fn ways_to_and_from(evaluation: &Evaluation, machine: &Machine) -> Vec<Option<f64>> {
+    let mut ways: Vec<Option<f64>> = vec![None; evaluation.stages.len()];
+    ways[0] = Some(0.0);
+    for l in evaluation.links.iter().filter(|l| l.gradients > 0.0) {
+        // Links are ordered: the way to where this one begins is known.
+        let Some(before) = ways[l.from] else {
+            continue;
+        };
+        let sums = &evaluation.stages[l.from].sums;
+        let own = (sums.forward + sums.backward) / evaluation.fastest(l.from);
+        let bytes = l.activations + l.gradients;
+        let way = before
+            + own
+            + bytes * evaluation.quickest(l.from, l.to, machine)
+            + 2.0 * machine.latency;
+        ways[l.to] = Some(ways[l.to].map_or(way, |other| other.max(way)));
+    }
+    ways
+}
+
 /// Every bound on the period that these shapes impose.
 #[must_use]
-pub fn bounds(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine) -> Vec<Bound> {
+pub fn bounds(
+    evaluation: &Evaluation,
+    pace: Pace,
+    shapes: &[StageShape],
+    machine: &Machine,
+) -> Vec<Bound> {
     let trips = round_trips(evaluation, machine);
+    let ways = ways_to_and_from(evaluation, machine);
     let mut bounds: Vec<Bound> = evaluation
         .cards
         .iter()
@@ -108,19 +152,43 @@ pub fn bounds(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine)
             cause: Cause::Load { stage },
         });
         let r = shape.replicas as f64;
-        // A replica's forward waits for the backward and the step K rounds before.
         let step = e.sums.step + machine.reduce_core_s(shape.replicas, e.sums.parameters);
         let step = step / evaluation.fastest(stage);
-        bounds.push(Bound {
-            seconds: (trips[stage] + step) / (r * shape.depth as f64),
-            cause: Cause::InFlight { stage },
-        });
-        if shape.replicas > 1 {
-            let slowest = evaluation.slowest_ring_edge(stage, machine);
-            let chunk = e.sums.parameters / r * slowest + machine.latency;
-            let ring = 2.0 * (r - 1.0) * chunk;
+        // A replica's forward waits for the backward K rounds before, and for the step between them.
+        let own_step = if pace.has_own_rounds() { step } else { 0.0 };
+        if pace.kind != ScheduleKind::Gpipe {
             bounds.push(Bound {
-                seconds: (trips[stage] + ring + step) / (r * (shape.depth + shape.delay) as f64),
+                seconds: (trips[stage] + own_step) / (r * shape.depth as f64),
+                cause: Cause::InFlight { stage },
+            });
+        }
+        let slowest = evaluation.slowest_ring_edge(stage, machine);
+        let chunk = e.sums.parameters / r * slowest + machine.latency;
+        let ring = 2.0 * (r - 1.0) * chunk;
+        if pace.flushes() {
+            let batch = pace.microbatches as f64;
+            // A replica carries its share of a batch one after the other, and the batches one after the other.
+            let own = pace.microbatches / shape.replicas;
+            let each = (e.sums.forward + e.sums.backward) / evaluation.fastest(stage);
+            bounds.push(Bound {
+                seconds: (own as f64 * each + step + ring) / batch,
+                cause: Cause::Flush { stage },
+            });
+            if let Some(way) = ways[stage] {
+                bounds.push(Bound {
+                    seconds: (way + own as f64 * each) / batch,
+                    cause: Cause::Flush { stage },
+                });
+            }
+        } else if shape.replicas > 1 {
+            let (before, minibatches) = if pace.has_own_rounds() {
+                (trips[stage], r * (shape.depth + shape.delay) as f64)
+            } else {
+                let lag = pace.lag(shapes, stage);
+                (0.0, (lag * pace.microbatches) as f64)
+            };
+            bounds.push(Bound {
+                seconds: (before + ring + step) / minibatches,
                 cause: Cause::AllReduce { stage },
             });
         }
@@ -131,27 +199,38 @@ pub fn bounds(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine)
 /// The shallowest depths whose simulated period is within 2 % of the bottleneck, else those with the least period.
 ///
 /// # Errors
-/// Only if the evaluation's stages make no pipeline.
+/// If the evaluation's stages make no pipeline, or none of that kind with the wanted minibatches per step.
 pub fn choose(
     evaluation: &Evaluation,
     machine: &Machine,
+    course: Course,
     memory: f64,
 ) -> Result<Choice, SimulationError> {
     let goal = evaluation.bottleneck * (1.0 + CLOSE_ENOUGH);
     // Zero: NOAM. One: the time of the round trip filled. More: slack for waiting in between.
-    let mut candidates: Vec<Vec<StageShape>> = Vec::new();
+    let mut candidates: Vec<(Pace, Vec<StageShape>)> = Vec::new();
+    let mut refused: Option<ShapeError> = None;
     for slack in [0.0, 1.0, 1.25, 1.5, 2.0, 3.0] {
         for delay in [0, 1] {
-            let shapes = shapes(evaluation, machine, memory, slack, delay);
-            if !candidates.contains(&shapes) {
-                candidates.push(shapes);
+            let shapes = shapes(evaluation, machine, course, memory, (slack, delay));
+            match Pace::new(course.kind, &shapes, course.microbatches) {
+                Ok(pace) if !candidates.contains(&(pace, shapes.clone())) => {
+                    candidates.push((pace, shapes));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    refused.get_or_insert(error);
+                }
             }
         }
+    }
+    if candidates.is_empty() {
+        return Err(refused.map_or(SimulationError::Stuck, SimulationError::Shape));
     }
     // No simulated period is below its bound: what cannot reach the goal waits until nothing else has.
     let bounds: Vec<f64> = candidates
         .iter()
-        .map(|shapes| bound(evaluation, shapes, machine))
+        .map(|(pace, shapes)| bound(evaluation, *pace, shapes, machine))
         .collect();
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by_key(|&candidate| bounds[candidate] > goal);
@@ -162,12 +241,14 @@ pub fn choose(
         if left == 0 || bounds[candidate] >= least * (1.0 - WORTH) {
             continue;
         }
-        let prediction = predict(evaluation, &candidates[candidate], machine)?;
+        let (pace, shapes) = &candidates[candidate];
+        let prediction = predict(evaluation, *pace, shapes, machine)?;
         left = left.saturating_sub(prediction.operations);
         if prediction.period <= goal {
-            let enough = (candidates[candidate].clone(), prediction);
-            let (shapes, prediction) = trim(evaluation, machine, enough, goal, left);
-            return Ok(explain(evaluation, machine, shapes, prediction));
+            let (pace, shapes) = candidates.swap_remove(candidate);
+            let enough = (shapes, prediction);
+            let (shapes, prediction) = trim(evaluation, machine, pace, enough, (goal, left));
+            return Ok(explain(evaluation, machine, pace, shapes, prediction));
         }
         least = least.min(prediction.period);
         simulated.push((candidate, prediction));
@@ -178,14 +259,14 @@ pub fn choose(
         .filter(|(_, prediction)| prediction.period <= least * (1.0 + WORTH))
         .min_by_key(|(candidate, _)| *candidate)
         .ok_or(SimulationError::Stuck)?;
-    let shapes = candidates.swap_remove(candidate);
-    Ok(explain(evaluation, machine, shapes, prediction))
+    let (pace, shapes) = candidates.swap_remove(candidate);
+    Ok(explain(evaluation, machine, pace, shapes, prediction))
 }
 
 /// The largest bound on the period that these shapes impose.
 #[must_use]
-pub fn bound(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine) -> f64 {
-    let bounds = bounds(evaluation, shapes, machine);
+pub fn bound(evaluation: &Evaluation, pace: Pace, shapes: &[StageShape], machine: &Machine) -> f64 {
+    let bounds = bounds(evaluation, pace, shapes, machine);
     bounds.iter().map(|b| b.seconds).fold(0.0, f64::max)
 }
 
@@ -194,9 +275,9 @@ pub fn bound(evaluation: &Evaluation, shapes: &[StageShape], machine: &Machine) 
 fn trim(
     evaluation: &Evaluation,
     machine: &Machine,
+    pace: Pace,
     enough: (Vec<StageShape>, Prediction),
-    goal: f64,
-    mut left: usize,
+    (goal, mut left): (f64, usize),
 ) -> (Vec<StageShape>, Prediction) {
     let (mut shapes, mut prediction) = enough;
     if !prediction.simulated {
@@ -213,11 +294,11 @@ fn trim(
     stages.sort_by(|&a, &b| per_depth(b).total_cmp(&per_depth(a)));
     // What is accepted last is what is kept.
     let mut accept = |less: Vec<StageShape>, shapes: &mut Vec<StageShape>| -> bool {
-        if left == 0 || bound(evaluation, &less, machine) > goal {
+        if left == 0 || bound(evaluation, pace, &less, machine) > goal {
             return false;
         }
         // Too shallow for what is behind it is an error here, and no candidate.
-        let Ok(result) = predict(evaluation, &less, machine) else {
+        let Ok(result) = predict(evaluation, pace, &less, machine) else {
             return false;
         };
         left = left.saturating_sub(result.operations);
@@ -254,11 +335,12 @@ fn trim(
 fn explain(
     evaluation: &Evaluation,
     machine: &Machine,
+    pace: Pace,
     shapes: Vec<StageShape>,
     prediction: Prediction,
 ) -> Choice {
     let explains = |b: &Bound| b.seconds * (1.0 + CLOSE_ENOUGH) >= prediction.period;
-    let mut bounds = bounds(evaluation, &shapes, machine);
+    let mut bounds = bounds(evaluation, pace, &shapes, machine);
     // The load of a resource is the simplest explanation where several hold.
     bounds.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     let is_load = |b: &&Bound| matches!(b.cause, Cause::Load { .. } | Cause::Card { .. });
@@ -267,6 +349,7 @@ fn explain(
         .or_else(|| bounds.iter().find(|b| explains(b)))
         .map_or(Cause::Waiting, |b| b.cause);
     Choice {
+        pace,
         shapes,
         prediction,
         cause,
@@ -277,17 +360,29 @@ fn explain(
 fn shapes(
     evaluation: &Evaluation,
     machine: &Machine,
+    course: Course,
     memory: f64,
-    slack: f64,
-    delay: usize,
+    (slack, delay): (f64, usize),
 ) -> Vec<StageShape> {
+    let delay = if course.kind.is_synchronous() {
+        0
+    } else {
+        delay
+    };
+    let keeping = Keeping {
+        kind: course.kind,
+        microbatches: course.microbatches.unwrap_or(0),
+    };
     let replicas: Vec<usize> = evaluation.stages.iter().map(|s| s.replicas).collect();
     let trips = round_trips(evaluation, machine);
     let mut shapes: Vec<StageShape> = Vec::new();
     for (stage, least) in noam(&replicas).into_iter().enumerate() {
         let e = &evaluation.stages[stage];
         let memory = memory.min(e.worst.memory);
-        let fits = |depth, delay| e.sums.memory(e.replicas, depth, delay) <= memory;
+        let fits = |depth, delay| {
+            let holding = keeping.holding(e.replicas, depth, delay);
+            e.sums.memory_of(e.replicas, holding) <= memory
+        };
         let delay = usize::from(delay == 1 && e.replicas > 1 && fits(least, 1));
         let wanted =
             slack * (trips[stage] + e.sums.step) / (e.replicas as f64 * evaluation.bottleneck);
@@ -323,6 +418,7 @@ mod tests {
             latency: 0.0,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         };
         let graph = LayerGraph::new(&testing::chain(&[6.0; 4], &[0; 4], &[3000; 3]));
         let partition = Partition::new((0..4).map(|i| i..i + 1).collect(), vec![1; 4]);
@@ -332,7 +428,7 @@ mod tests {
     #[test]
     fn free_links_need_no_more_than_noam() {
         let (evaluation, machine) = straight(1e15);
-        let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+        let choice = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
         let depths: Vec<usize> = choice.shapes.iter().map(|s| s.depth).collect();
         assert_eq!(depths, [4, 3, 2, 1]);
         assert!(matches!(choice.cause, Cause::Load { .. }));
@@ -342,10 +438,16 @@ mod tests {
     fn transfers_of_half_a_stage_stall_noam_and_are_hidden_by_depth() {
         // 3 ms of transfer each way against stages of 6 ms.
         let (evaluation, machine) = straight(1e6);
-        let noam = shapes(&evaluation, &machine, f64::INFINITY, 0.0, 0);
-        let shallow = predict(&evaluation, &noam, &machine).unwrap();
+        let noam = shapes(
+            &evaluation,
+            &machine,
+            Course::default(),
+            f64::INFINITY,
+            (0.0, 0),
+        );
+        let shallow = predict(&evaluation, Pace::ONE_F_ONE_B, &noam, &machine).unwrap();
         assert!(shallow.period > 1.5 * 6e-3, "{}", shallow.period);
-        let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+        let choice = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
         assert!(choice.prediction.period <= 1.02 * 6e-3, "{choice:?}");
     }
 
@@ -356,19 +458,23 @@ mod tests {
             latency: 0.0,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         };
         let graph = LayerGraph::new(&testing::chain(&[30.0; 3], &[9; 3], &[1_000_000; 2]));
         let partition = Partition::new((0..3).map(|i| i..i + 1).collect(), vec![1; 3]);
         let evaluation = Evaluation::new(&graph, &partition, &machine);
-        let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+        let choice = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
         let goal = 1.02 * 30e-3;
         assert!(choice.prediction.period <= goal);
         for stage in 0..3 {
             let mut less = choice.shapes.clone();
             less[stage].depth -= 1;
             let slower = less[stage].depth == 0
-                || predict(&evaluation, &less, &machine).is_err()
-                || predict(&evaluation, &less, &machine).unwrap().period > goal;
+                || predict(&evaluation, Pace::ONE_F_ONE_B, &less, &machine).is_err()
+                || predict(&evaluation, Pace::ONE_F_ONE_B, &less, &machine)
+                    .unwrap()
+                    .period
+                    > goal;
             assert!(slower, "{less:?}");
         }
     }
@@ -381,14 +487,21 @@ mod tests {
             latency: 0.0,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         };
         let graph = LayerGraph::new(&testing::chain(&[12.0, 6.0, 6.0], &[9, 9, 9], &[1, 1]));
         let partition = Partition::new((0..3).map(|i| i..i + 1).collect(), vec![2, 1, 1]);
         let evaluation = Evaluation::new(&graph, &partition, &machine);
-        let at_once = shapes(&evaluation, &machine, f64::INFINITY, 0.0, 0);
-        let stalled = predict(&evaluation, &at_once, &machine).unwrap();
+        let at_once = shapes(
+            &evaluation,
+            &machine,
+            Course::default(),
+            f64::INFINITY,
+            (0.0, 0),
+        );
+        let stalled = predict(&evaluation, Pace::ONE_F_ONE_B, &at_once, &machine).unwrap();
         assert!(stalled.period > 1.2 * 6e-3, "{}", stalled.period);
-        let choice = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+        let choice = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
         assert!(choice.prediction.period <= 1.02 * 6e-3, "{choice:?}");
         assert_eq!(choice.shapes[0].delay, 1);
     }

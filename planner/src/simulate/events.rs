@@ -529,6 +529,7 @@ mod tests {
             latency,
             message_s_per_byte: 0.0,
             reduce_s_per_byte: 0.0,
+            round: None,
         }
     }
 

@@ -7,7 +7,9 @@ mod ways;
 pub use events::{Activity, Span, Trace, record, run};
 
 use crate::cost::{Evaluation, Machine};
-use crate::schedule::{Schedule, ScheduleError, ShapeError, StageLink, StageShape, whole_rounds};
+use crate::schedule::{
+    Pace, Schedule, ScheduleError, ShapeError, StageLink, StageShape, whole_rounds,
+};
 
 /// What a pipeline does once it is full, and around that.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,31 +63,31 @@ const TOO_MANY_OPERATIONS: usize = 4_000_000;
 /// If the shapes or depths cannot work.
 pub fn predict(
     evaluation: &Evaluation,
+    pace: Pace,
     shapes: &[StageShape],
     machine: &Machine,
 ) -> Result<Prediction, SimulationError> {
     // Where a cycle is only just slower than the bottleneck, a finite run still lives on the slack of its start.
-    let bound = depth::bound(evaluation, shapes, machine);
-    let run = if operations_needed(evaluation, shapes) > TOO_MANY_OPERATIONS {
+    let bound = depth::bound(evaluation, pace, shapes, machine);
+    let run = if operations_needed(evaluation, pace, shapes) > TOO_MANY_OPERATIONS {
         None
     } else {
-        Some(measure(evaluation, shapes, machine)?)
+        Some(measure(evaluation, pace, shapes, machine)?)
     };
     let period = run.as_ref().map_or(bound, |run| run.period.max(bound));
-    Ok(summary(evaluation, shapes, run.as_ref(), period))
+    Ok(summary(evaluation, pace, shapes, run.as_ref(), period))
 }
 
-fn in_flight(shapes: &[StageShape]) -> usize {
-    shapes
-        .iter()
-        .map(|s| s.replicas.saturating_mul(s.depth))
-        .max()
-        .unwrap_or(1)
+/// Minibatches that are under way at once, or make a step together.
+fn in_flight(pace: Pace, shapes: &[StageShape]) -> usize {
+    let shapes = shapes.iter();
+    let most = shapes.map(|s| s.replicas.saturating_mul(s.depth)).max();
+    most.unwrap_or(1).max(pace.microbatches)
 }
 
 /// About how long the shortest schedule is that shows a steady state.
-fn operations_needed(evaluation: &Evaluation, shapes: &[StageShape]) -> usize {
-    in_flight(shapes)
+fn operations_needed(evaluation: &Evaluation, pace: Pace, shapes: &[StageShape]) -> usize {
+    in_flight(pace, shapes)
         .saturating_mul(5)
         .saturating_mul(operations_per_minibatch(evaluation))
 }
@@ -107,19 +109,24 @@ struct Measured {
 /// The period that the simulation shows.
 fn measure(
     evaluation: &Evaluation,
+    pace: Pace,
     shapes: &[StageShape],
     machine: &Machine,
 ) -> Result<Measured, SimulationError> {
     let links: Vec<StageLink> = evaluation.links.iter().map(|l| l.link()).collect();
-    let in_flight = in_flight(shapes);
+    let in_flight = in_flight(pace, shapes);
     // Workers serve the same minibatches again after the least common multiple of all replicas. Where that is
     // long, whole rounds of the first stage, in which minibatches end, have to do.
     let cycle = shapes
         .iter()
-        .try_fold(1, |all, s| {
+        .try_fold(pace.microbatches.max(1), |all, s| {
             Some(whole_rounds([all, s.replicas])).filter(|&all| all <= 2 * in_flight)
         })
-        .unwrap_or(shapes[0].replicas);
+        .unwrap_or(if pace.has_own_rounds() {
+            shapes[0].replicas
+        } else {
+            pace.microbatches
+        });
     let mut window = in_flight.div_ceil(cycle) * cycle;
     // A long pipeline is in its rhythm about as soon as it is full.
     let long = 6 * in_flight * operations_per_minibatch(evaluation) > MOST_OPERATIONS;
@@ -127,8 +134,8 @@ fn measure(
     let mut all_operations = 0;
     loop {
         // What is in flight to get under way and to drain, and windows to look for the rhythm in.
-        let minibatches = 2 * in_flight + windows * window;
-        let schedule = Schedule::one_f_one_b(shapes, &links, minibatches)?;
+        let minibatches = (2 * in_flight).next_multiple_of(cycle) + windows * window;
+        let schedule = Schedule::new(pace, shapes, &links, minibatches)?;
         let Some(trace) = run(&schedule, evaluation, machine) else {
             // The simulation only sees that it is stuck; the checker says where.
             schedule.check()?;
@@ -179,19 +186,22 @@ fn rhythm(through: &[f64], cycle: usize) -> Option<f64> {
 
 fn summary(
     evaluation: &Evaluation,
+    pace: Pace,
     shapes: &[StageShape],
     run: Option<&Measured>,
     period: f64,
 ) -> Prediction {
     let mut busy = Vec::new();
     let mut memory = Vec::new();
-    for (e, shape) in evaluation.stages.iter().zip(shapes) {
+    for (stage, (e, shape)) in evaluation.stages.iter().zip(shapes).enumerate() {
         let share = if period > 0.0 {
             e.loads.device() / period
         } else {
             1.0
         };
-        let bytes = e.sums.memory(shape.replicas, shape.depth, shape.delay);
+        let bytes = e
+            .sums
+            .memory_of(shape.replicas, pace.holding(shapes, stage));
         busy.extend(std::iter::repeat_n(share, shape.replicas));
         memory.extend(std::iter::repeat_n(bytes, shape.replicas));
     }
@@ -213,11 +223,13 @@ fn summary(
 mod tests {
     use proptest::prelude::*;
 
-    use super::depth::{bounds, choose};
+    use super::depth::{Course, bounds, choose};
     use super::*;
     use crate::cost::Partition;
     use crate::graph::LayerGraph;
     use crate::testing;
+
+    const PACE: Pace = Pace::ONE_F_ONE_B;
 
     /// A chain cut into one stage per layer, each with some replicas, on links of any speed.
     fn pipelines() -> impl Strategy<Value = (Evaluation, Machine)> {
@@ -241,6 +253,7 @@ mod tests {
                     latency,
                     message_s_per_byte: kappa,
                     reduce_s_per_byte: kappa,
+                    round: None,
                 };
                 let partition = Partition::new(
                     (0..stages.len()).map(|i| i..i + 1).collect(),
@@ -266,9 +279,9 @@ mod tests {
                     delay: if replicas > 1 { delay } else { 0 },
                 })
                 .collect();
-            let measured = measure(&evaluation, &shapes, &machine).unwrap().period;
-            let predicted = predict(&evaluation, &shapes, &machine).unwrap().period;
-            for bound in bounds(&evaluation, &shapes, &machine) {
+            let measured = measure(&evaluation, PACE, &shapes, &machine).unwrap().period;
+            let predicted = predict(&evaluation, PACE, &shapes, &machine).unwrap().period;
+            for bound in bounds(&evaluation, PACE, &shapes, &machine) {
                 prop_assert!(predicted >= bound.seconds);
                 prop_assert!(measured >= bound.seconds * 0.99, "{} beats {:?}", measured, bound);
             }
@@ -278,16 +291,16 @@ mod tests {
         #[test]
         fn depths_stay_within_memory_and_never_slow_a_plan((evaluation, machine) in pipelines()) {
             let replicas: Vec<usize> = evaluation.stages.iter().map(|s| s.replicas).collect();
-            let free = choose(&evaluation, &machine, f64::INFINITY).unwrap();
+            let free = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
             let least: Vec<StageShape> = crate::schedule::noam(&replicas)
                 .into_iter()
                 .zip(&replicas)
                 .map(|(depth, &replicas)| StageShape { replicas, depth, delay: 0 })
                 .collect();
-            let shallow = predict(&evaluation, &least, &machine).unwrap();
+            let shallow = predict(&evaluation, PACE, &least, &machine).unwrap();
             prop_assert!(free.prediction.period <= shallow.period * (1.0 + 1e-9));
             let memory = shallow.memory.iter().copied().fold(0.0, f64::max);
-            let tight = choose(&evaluation, &machine, memory).unwrap();
+            let tight = choose(&evaluation, &machine, Course::default(), memory).unwrap();
             prop_assert!(tight.prediction.memory.iter().all(|&m| m <= memory));
         }
     }

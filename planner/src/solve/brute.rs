@@ -1,6 +1,6 @@
 //! Enumerates every partition, every replication and what recomputes: the truth that the solvers are tested against.
 
-use super::{Problem, Recompute, Solution, least_memory_of};
+use super::{Problem, Recompute, Solution};
 use crate::cost::Partition;
 
 /// The best partition: smallest bottleneck, then fewest devices, fewest stages, least memory.
@@ -57,7 +57,7 @@ pub fn largest_memory(problem: &Problem, partition: &Partition) -> f64 {
     let mut most = 0.0f64;
     for (stage, &replicas) in partition.replicas.iter().enumerate().rev() {
         let sums = problem.stage(partition, stage);
-        most = most.max(least_memory_of(&sums, replicas, behind));
+        most = most.max(problem.memory_of(&sums, replicas, behind));
         behind += replicas;
     }
     most

@@ -10,7 +10,7 @@ use good_lp::{
     variable,
 };
 
-use super::{Problem, Solution, SolverError, least_memory_of};
+use super::{Problem, Solution, SolverError};
 use crate::cost::Partition;
 
 /// A possible stage.
@@ -62,7 +62,8 @@ fn arcs(problem: &Problem) -> Vec<Arc> {
         for (end, _) in problem.table.stages_from(start) {
             for replicas in 1..=problem.most_replicas {
                 for (sums, recompute) in problem.ways(start, end) {
-                    let fits = |behind| least_memory_of(&sums, replicas, behind) <= problem.memory;
+                    let fits =
+                        |behind| problem.memory_of(&sums, replicas, behind) <= problem.memory;
                     let room = problem.devices - replicas;
                     // Nothing behind the last stage; elsewhere at least one device.
                     let range = if end == problem.layers() {

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use crate::cost::interval::{IntervalTable, SkipCount};
 use crate::cost::{Formula, Machine, Partition, StageSums};
 use crate::graph::LayerGraph;
+use crate::schedule::Keeping;
 
 /// A search for the best partition.
 #[derive(Clone, Debug)]
@@ -33,6 +34,7 @@ pub struct Problem {
     most_replicas: usize,
     memory: f64,
     recompute: Recompute,
+    keeping: Keeping,
 }
 
 /// Whether stages run forward again before their backward, to keep less in between.
@@ -67,6 +69,8 @@ pub struct Limits {
     pub memory: f64,
     /// Whether stages may recompute.
     pub recompute: Recompute,
+    /// What replicas hold.
+    pub keeping: Keeping,
 }
 
 /// The best partition that a solver found, and what is proved about it.
@@ -113,6 +117,7 @@ impl Problem {
             most_replicas: limits.most_replicas.min(limits.devices),
             memory: limits.memory,
             recompute: limits.recompute,
+            keeping: limits.keeping,
         }
     }
 
@@ -127,6 +132,12 @@ impl Problem {
 
     fn layers(&self) -> usize {
         self.table.layers()
+    }
+
+    /// Memory of a worker of a stage at the paper's depth, with `behind` replicas in all later stages.
+    fn memory_of(&self, sums: &StageSums, replicas: usize, behind: usize) -> f64 {
+        let depth = 1 + behind.div_ceil(replicas);
+        sums.memory_of(replicas, self.keeping.holding(replicas, depth, 0))
     }
 
     fn load_of(&self, sums: &StageSums, replicas: usize) -> f64 {
@@ -167,21 +178,29 @@ impl Problem {
     /// All work spread evenly over all devices: no plan has a smaller bottleneck.
     #[must_use]
     pub fn work_bound(&self) -> f64 {
-        self.formula.work(self.table.get(0, self.layers())) / self.devices as f64
+        self.formula
+            .work(self.table.get(0, self.layers()), &self.machine)
+            / self.devices as f64
     }
 }
 
-/// Memory of a worker of a stage at the paper's depth, with `behind` replicas in all later stages.
-fn least_memory_of(sums: &StageSums, replicas: usize, behind: usize) -> f64 {
-    sums.memory(replicas, 1 + behind.div_ceil(replicas), 0)
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::schedule::ScheduleKind;
     use crate::testing;
+
+    pub fn keepings() -> impl Strategy<Value = Keeping> {
+        let kinds = prop_oneof![
+            Just(ScheduleKind::OneFOneB),
+            Just(ScheduleKind::TwoBw),
+            Just(ScheduleKind::OneFOneBFlush),
+            Just(ScheduleKind::Gpipe),
+        ];
+        (kinds, 1usize..9).prop_map(|(kind, microbatches)| Keeping { kind, microbatches })
+    }
 
     /// Random chains: compute, weights, stash, edges; devices and memory limit.
     fn problems() -> impl Strategy<Value = Problem> {
@@ -197,9 +216,10 @@ mod tests {
                 Just(Recompute::Never),
                 Just(Recompute::Always)
             ],
+            keepings(),
         )
             .prop_map(
-                |(layers, devices, memory, most_replicas, formula, recompute)| {
+                |(layers, devices, memory, most_replicas, formula, recompute, keeping)| {
                     let ms: Vec<f64> = layers.iter().map(|l| f64::from(l.0)).collect();
                     let weights: Vec<u64> = layers.iter().map(|l| l.1).collect();
                     let edges: Vec<u64> = layers[1..].iter().map(|l| l.3).collect();
@@ -213,6 +233,8 @@ mod tests {
                         latency: 0.0,
                         message_s_per_byte: if formula == 4 { 1e-5 } else { 0.0 },
                         reduce_s_per_byte: if formula == 4 { 2e-5 } else { 0.0 },
+                        round: (keeping.kind != ScheduleKind::OneFOneB)
+                            .then_some(keeping.microbatches as f64),
                     };
                     let formula = match formula {
                         1 => Formula::Paper,
@@ -225,6 +247,7 @@ mod tests {
                         most_replicas,
                         memory,
                         recompute,
+                        keeping,
                     };
                     Problem::new(
                         &LayerGraph::new(&profile),

@@ -4,12 +4,12 @@
 //! its memory. Then D(i) = min over the end j of the next stage of D(j) + r(i, j, D(j)), where r is the fewest
 //! replicas that stage i..j needs. Taking the suffix with the fewest devices is never wrong: the stage's depth, and so
 //! its memory, grows with the devices behind it. The loads fall with r from r = 2 on (r = 1 needs no all-reduce and is
-//! tried by itself; SOSP 2019's all-reduce rises and bounds r from above), and so does the memory, whether the stage
+//! tried by itself; SOSP 2019's all-reduce, and that of stages which all step together, rises and bounds r from above), and so does the memory, whether the stage
 //! recomputes or not, so that r is found by bisection: a stage recomputes if only then that few replicas suffice. One decision takes
 //! O(layers^2 log devices), whatever the number of devices; the smallest T with D(0) <= N is found by bisection and
 //! then walked down from one plan's bottleneck to the next until no smaller one exists: the result is exact.
 
-use super::{Problem, Recompute, Solution, least_memory_of};
+use super::{Problem, Recompute, Solution};
 use crate::cost::Partition;
 
 /// The best way to run the layers from some layer on.
@@ -96,7 +96,7 @@ fn fullest(problem: &Problem, partition: Partition) -> LeastMemory {
     let mut behind = 0;
     let mut most = (0.0, 0);
     for (stage, &replicas) in partition.replicas.iter().enumerate().rev() {
-        let bytes = least_memory_of(&problem.stage(&partition, stage), replicas, behind);
+        let bytes = problem.memory_of(&problem.stage(&partition, stage), replicas, behind);
         if bytes > most.0 {
             most = (bytes, stage);
         }
@@ -125,7 +125,7 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
         let mut best: Option<Suffix> = None;
         for (end, sums) in problem.table.stages_from(start) {
             let rest = &suffixes[end];
-            let at_least = replicas_for(problem.formula.work(sums), threshold);
+            let at_least = replicas_for(problem.formula.work(sums, &problem.machine), threshold);
             if at_least > problem.most_replicas {
                 // A longer stage has more work: once it fits no number of replicas, none longer does.
                 if problem.table.is_nested() {
@@ -143,7 +143,7 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
                 let mut ways = problem.recompute.ways(sums);
                 ways.find(|(sums, _)| {
                     problem.load_of(sums, replicas) <= threshold
-                        && least_memory_of(sums, replicas, rest.devices) <= memory
+                        && problem.memory_of(sums, replicas, rest.devices) <= memory
                 })
             };
             let fits = |replicas| fitting(replicas).is_some();
@@ -154,7 +154,7 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
             let Some((sums, recompute)) = fitting(replicas) else {
                 continue;
             };
-            let own = least_memory_of(&sums, replicas, rest.devices);
+            let own = problem.memory_of(&sums, replicas, rest.devices);
             let candidate = Suffix {
                 devices: rest.devices + replicas,
                 stages: rest.stages + 1,

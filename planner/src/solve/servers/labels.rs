@@ -11,6 +11,7 @@ use super::places::Places;
 use super::spread;
 use crate::cost::placement::{CardBytes, Meetings, add_link, add_ring};
 use crate::cost::{Fabric, Machine, StageSums};
+use crate::schedule::Keeping;
 use crate::solve::Recompute;
 
 /// What is searched.
@@ -27,6 +28,8 @@ pub struct Search<'a> {
     pub given: Option<&'a [usize]>,
     /// Whether stages may recompute.
     pub recompute: Recompute,
+    /// What replicas hold.
+    pub keeping: Keeping,
 }
 
 /// How much is tried.
@@ -200,11 +203,15 @@ impl<'a, 'b> Run<'a, 'b> {
                 let loads = sums.loads(replicas, &machine);
                 loads.device() / self.fastest <= self.threshold
                     && loads.network() <= self.threshold
-                    && sums.memory(replicas, 1, 0) <= self.largest_memory
+                    && self.memory(&sums, replicas, 1) <= self.largest_memory
             })
         };
         if fits(1) {
             return Some(1);
+        }
+        if self.search.machine.round.is_some() {
+            // The all-reduce grows with the replicas where all stages step together.
+            return (2..=most).find(|&replicas| fits(replicas));
         }
         if most < 2 || !fits(most) {
             return None;
@@ -256,6 +263,10 @@ impl<'a, 'b> Run<'a, 'b> {
             stages: best.map(|best| self.stages(best)),
             complete: self.complete,
         }
+    }
+
+    fn memory(&self, sums: &StageSums, replicas: usize, depth: usize) -> f64 {
+        sums.memory_of(replicas, self.search.keeping.holding(replicas, depth, 0))
     }
 
     fn meetings(&self) -> Meetings {
@@ -385,7 +396,7 @@ impl<'a, 'b> Run<'a, 'b> {
         let fits = |&replicas: &usize| {
             let mut ways = self.search.recompute.ways(sums);
             let depth = 1 + behind.div_ceil(replicas);
-            ways.any(|(sums, _)| sums.memory(replicas, depth, 0) <= self.largest_memory)
+            ways.any(|(sums, _)| self.memory(&sums, replicas, depth) <= self.largest_memory)
         };
         let mut tried: Vec<usize> = (fewest..=most)
             .filter(fits)
@@ -460,15 +471,15 @@ impl<'a, 'b> Run<'a, 'b> {
         // A stage recomputes only if its memory asks for it.
         let mut ways = self.search.recompute.ways(sums);
         let (sums, recompute) =
-            ways.find(|(sums, _)| sums.memory(replicas, depth, 0) <= worst.memory)?;
+            ways.find(|(sums, _)| self.memory(sums, replicas, depth) <= worst.memory)?;
         let loads = worst.loads(&sums, replicas, &self.search.machine);
         if loads.largest() > self.threshold {
             return None;
         }
-        let memory = sums.memory(replicas, depth, 0);
+        let memory = self.memory(&sums, replicas, depth);
         let servers = fabric.by_server(&counts);
         let mut cards = behind.cards.clone();
-        add_ring(&mut cards, &servers, sums.parameters);
+        add_ring(&mut cards, &servers, sums.parameters, &self.search.machine);
         for flow in flows {
             let to = &self.labels[flow.label].servers;
             let bytes = (flow.activations, flow.gradients);

@@ -17,6 +17,7 @@ pub use places::{Places, thin_cuts};
 
 use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
+use crate::schedule::Keeping;
 use crate::solve::Recompute;
 
 /// What limits the search, besides the servers.
@@ -28,6 +29,8 @@ pub struct Rules<'a> {
     pub given: Option<&'a [usize]>,
     /// Whether stages may recompute.
     pub recompute: Recompute,
+    /// What replicas hold.
+    pub keeping: Keeping,
 }
 
 /// A plan on servers.
@@ -86,6 +89,7 @@ pub fn solve(
         most_replicas: rules.most_replicas,
         given: rules.given,
         recompute: rules.recompute,
+        keeping: rules.keeping,
     };
     let evaluate = |stages: &[PlacedStage]| unfold(graph, places, fabric, machine, stages);
     let quick = |threshold| search.decide(threshold, FAST, &mut QUICK.clone()).stages;
@@ -213,6 +217,7 @@ mod tests {
     use super::*;
     use crate::cluster::{Cluster, Devices, Server};
     use crate::profile::{Edge, Profile};
+    use crate::schedule::ScheduleKind;
     use crate::solve::Downsets;
     use crate::testing;
 
@@ -224,6 +229,7 @@ mod tests {
         machine: &'a Machine,
         most_replicas: usize,
         recompute: Recompute,
+        keeping: Keeping,
         best: Option<(f64, usize)>,
     }
 
@@ -285,11 +291,10 @@ mod tests {
             let graph = self.graph.reordered(order);
             let evaluation = Evaluation::placed(&graph, partition, self.machine, Some(&placement));
             let depths = crate::schedule::noam(&partition.replicas);
-            let fits = evaluation
-                .stages
-                .iter()
-                .zip(depths)
-                .all(|(s, depth)| s.sums.memory(s.replicas, depth, 0) <= s.worst.memory);
+            let fits = evaluation.stages.iter().zip(depths).all(|(s, depth)| {
+                let holding = self.keeping.holding(s.replicas, depth, 0);
+                s.sums.memory_of(s.replicas, holding) <= s.worst.memory
+            });
             if !fits {
                 return;
             }
@@ -376,9 +381,14 @@ mod tests {
                 Just(Recompute::Never),
                 Just(Recompute::Always)
             ],
+            keeping in crate::solve::tests::keepings(),
         ) {
             let graph = LayerGraph::new(&profile);
-            let machine = Machine::new(&cluster, 0.0);
+            let machine = Machine {
+                round: (keeping.kind != ScheduleKind::OneFOneB)
+                    .then_some(keeping.microbatches as f64),
+                ..Machine::new(&cluster, 0.0)
+            };
             let fabric = Fabric::new(&cluster).unwrap();
             let downsets = Downsets::new(&graph, 64).unwrap();
             let most_replicas = if straight { 1 } else { cluster.devices };
@@ -389,12 +399,13 @@ mod tests {
                 machine: &machine,
                 most_replicas,
                 recompute,
+                keeping,
                 best: None,
             };
             let none = Partition::new(Vec::new(), Vec::new());
             brute.visit(0, &[], &none, &[]);
             let places = Places::new(&graph, downsets.sets());
-            let rules = Rules { most_replicas, given: None, recompute };
+            let rules = Rules { most_replicas, given: None, recompute, keeping };
             let found = solve(&graph, &places, &fabric, &machine, rules, 0.0);
             match (brute.best, found) {
                 (None, None) => {}
@@ -407,7 +418,7 @@ mod tests {
                         fabric: &fabric,
                         machine,
                         most_replicas,
-                        given: None, recompute,
+                        given: None, recompute, keeping,
                     };
                     let bound = prove(&search, 0.0, best);
                     prop_assert!(bound <= best * (1.0 + 1e-9), "{} is above {}", bound, best);
