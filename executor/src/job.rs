@@ -80,6 +80,13 @@ const SYNTHETIC_POOL: usize = 8;
 
 /// Refuses what this version can plan and not yet carry out.
 fn check_supported(plan_file: &Path, plan: &Plan) -> Result<(), RunError> {
+    if !plan.pace().has_own_rounds() {
+        return Err(RunError::Plan(format!(
+            "{}: dp-run cannot carry out the schedule `{}` yet: plan with `--schedule 1f1b`",
+            plan_file.display(),
+            plan.schedule
+        )));
+    }
     let recomputing = plan.stages.iter().position(|stage| stage.recompute);
     match recomputing {
         Some(stage) => Err(RunError::Plan(format!(

@@ -417,6 +417,107 @@ fn layers_that_share_weights_stay_together_and_have_them_once() {
 }
 
 #[test]
+fn every_kind_of_schedule_is_planned_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.json");
+    let layer = (1.0, 2.0, 1000);
+    chain(&[layer; 4], &[10; 3]).save(&path).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = dp_plan();
+        command.arg(&path).args(["--gpus", "4", "--bw", "1GB/s"]);
+        let output = command.args(arguments).output().unwrap();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let plan = |arguments: &[&str]| -> Value {
+        let (code, out, error) = run(&[arguments, &["--json"]].concat());
+        assert_eq!(code, 0, "{error}");
+        serde_json::from_str(&out).unwrap()
+    };
+    // Four stages of 3 s and eight microbatches: 8 + 3 stage times for a batch of eight.
+    for kind in ["1f1b-flush", "gpipe"] {
+        let value = plan(&["--straight", "--schedule", kind, "--microbatches", "8"]);
+        assert_eq!(
+            (&value["schedule"], &value["microbatches"]),
+            (&kind.into(), &8.into())
+        );
+        let period = value["period_s"].as_f64().unwrap();
+        assert!((period - 3.0 * 11.0 / 8.0).abs() < 0.01, "{kind}: {period}");
+        assert_eq!(value["stages"][0]["versions"], 1);
+    }
+    let value = plan(&["--straight", "--schedule", "2bw"]);
+    assert!((value["period_s"].as_f64().unwrap() - 3.0).abs() < 0.1);
+    assert!(
+        value["stages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|s| s["versions"] == 2)
+    );
+    let value = plan(&["--straight", "--vertical-sync"]);
+    let versions: Vec<u64> = value["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s["versions"].as_u64().unwrap())
+        .collect();
+    assert_eq!(versions, [versions[0]; 4]);
+    let value = plan(&["--schedule", "model-parallel"]);
+    assert!((value["period_s"].as_f64().unwrap() - 12.0).abs() < 0.01);
+    let value = plan(&["--schedule", "data-parallel"]);
+    assert_eq!(
+        (value["stages"].as_array().unwrap().len(), &value["workers"]),
+        (1, &4.into())
+    );
+    let value = plan(&["--schedule", "auto"]);
+    let kinds: Vec<&str> = value["schedules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s["schedule"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "1f1b",
+            "vertical-sync",
+            "2bw",
+            "1f1b-flush",
+            "gpipe",
+            "model-parallel",
+            "data-parallel"
+        ]
+    );
+    let (code, out, _) = run(&["--schedule", "auto", "--gantt"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("taken") && out.contains("Staleness:"), "{out}");
+    for (arguments, code, says) in [
+        (
+            &["--schedule", "gpipe", "--vertical-sync"][..],
+            2,
+            "--vertical-sync is a variant of --schedule 1f1b",
+        ),
+        (
+            &["--straight", "--schedule", "2bw", "--microbatches", "1"],
+            1,
+            "it takes no fewer than the minibatches in flight",
+        ),
+        (
+            &["--schedule", "gpipe", "--memory", "1kB"],
+            3,
+            "no plan fits",
+        ),
+    ] {
+        let (exit, _, error) = run(arguments);
+        assert_eq!(exit, code, "{error}");
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
 fn help_explains_every_flag() {
     let assert = dp_plan().arg("--help").assert().success();
     let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();

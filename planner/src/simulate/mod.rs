@@ -227,6 +227,7 @@ mod tests {
     use super::*;
     use crate::cost::Partition;
     use crate::graph::LayerGraph;
+    use crate::schedule::ScheduleKind;
     use crate::testing;
 
     const PACE: Pace = Pace::ONE_F_ONE_B;
@@ -264,6 +265,19 @@ mod tests {
             })
     }
 
+    /// A layer for each stage of an evaluation of a chain.
+    fn evaluation_graph(evaluation: &Evaluation) -> LayerGraph {
+        let stages = || evaluation.stages.iter().map(|s| s.sums);
+        let ms: Vec<f64> = stages().map(|s| 1e3 * (s.forward + s.backward)).collect();
+        let weights: Vec<u64> = stages().map(|s| s.parameters as u64).collect();
+        let edges: Vec<u64> = stages().skip(1).map(|s| s.traffic.input as u64).collect();
+        let mut profile = testing::chain(&ms, &weights, &edges);
+        for (layer, sums) in profile.layers.iter_mut().zip(stages()) {
+            layer.step_ms = 1e3 * sums.step;
+        }
+        LayerGraph::new(&profile)
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(100))]
         #[test]
@@ -286,6 +300,36 @@ mod tests {
                 prop_assert!(measured >= bound.seconds * 0.99, "{} beats {:?}", measured, bound);
             }
             prop_assert!(measured >= predicted * 0.99);
+        }
+
+        #[test]
+        fn no_kind_of_schedule_beats_its_bounds(
+            (evaluation, machine) in pipelines(),
+            kind in prop_oneof![
+                Just(ScheduleKind::VerticalSync),
+                Just(ScheduleKind::TwoBw),
+                Just(ScheduleKind::OneFOneBFlush),
+                Just(ScheduleKind::Gpipe),
+            ],
+            more in 0usize..4,
+        ) {
+            let course = Course { kind, microbatches: None };
+            let choice = choose(&evaluation, &machine, course, f64::INFINITY).unwrap();
+            let rounds = whole_rounds(choice.shapes.iter().map(|s| s.replicas));
+            let given = choice.pace.microbatches + more * rounds;
+            let pace = Pace::new(kind, &choice.shapes, Some(given)).unwrap();
+            // Loads are those of steps as frequent as this schedule has them.
+            let machine = Machine { round: Some(given as f64), ..machine };
+            let partition = Partition::new(
+                evaluation.stages.iter().map(|s| s.layers.clone()).collect(),
+                evaluation.stages.iter().map(|s| s.replicas).collect(),
+            );
+            let graph = evaluation_graph(&evaluation);
+            let evaluation = Evaluation::new(&graph, &partition, &machine);
+            let measured = measure(&evaluation, pace, &choice.shapes, &machine).unwrap().period;
+            for bound in bounds(&evaluation, pace, &choice.shapes, &machine) {
+                prop_assert!(measured >= bound.seconds * 0.99, "{} beats {:?}", measured, bound);
+            }
         }
 
         #[test]
