@@ -54,6 +54,9 @@ pub struct Plan {
     pub gap: f64,
     /// Whether the bottleneck is proved to be the smallest.
     pub optimal: bool,
+    /// The plan with the smallest bottleneck, if it is not this one because this one is faster in the simulation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed_over: Option<PassedOver>,
     /// Simulated steady-state seconds per minibatch.
     pub period_s: f64,
     /// What keeps the period more than 2 % above the bottleneck, in words.
@@ -77,6 +80,17 @@ pub struct Plan {
     pub cards: Vec<Card>,
     /// What the obvious alternatives would give.
     pub baselines: Baselines,
+}
+
+/// A plan that was not taken.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PassedOver {
+    /// Replicas of its stages, as in `15-1`.
+    pub configuration: String,
+    /// Its largest load, seconds per minibatch.
+    pub bottleneck_s: f64,
+    /// Its simulated steady-state seconds per minibatch.
+    pub period_s: f64,
 }
 
 /// A server's network card under a plan.

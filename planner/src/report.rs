@@ -227,6 +227,21 @@ fn verdict(plan: &Plan, formula: Formula) -> String {
             show_time(plan.period_s),
         );
     }
+    if let Some(other) = &plan.passed_over {
+        let _ = writeln!(
+            text,
+            "Instead of  {}, whose bottleneck of {} is {} but which simulates {:.1} % slower ({})",
+            other.configuration,
+            show_time(other.bottleneck_s),
+            if other.bottleneck_s < plan.bottleneck_s {
+                "smaller"
+            } else {
+                "no larger"
+            },
+            100.0 * (other.period_s / plan.period_s.max(f64::MIN_POSITIVE) - 1.0),
+            show_time(other.period_s),
+        );
+    }
     if let Some(stall) = &plan.stall {
         let _ = writeln!(text, "Period      {stall}");
     }

@@ -1,23 +1,41 @@
 //! The plan for a kind of schedule: which stages are searched, and what is proved of them.
 
+use super::polish::polish;
 use super::search::{Found, Space, miss, search};
 use super::{Judged, PlanningError, Request, Scope, baselines, depth, memory_limit, servers};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition};
+use crate::plan::PassedOver;
 use crate::schedule::{Pace, ScheduleKind, StageShape};
 use crate::simulate::{Prediction, predict};
 use crate::solve::Limits;
+
+/// A plan and what is said of it.
+pub(super) struct Answer {
+    pub found: Found,
+    pub judged: Judged,
+    /// The plan with the smallest bottleneck, if another one is faster.
+    pub passed_over: Option<PassedOver>,
+}
 
 /// The best stages that are found for the request's kind of schedule, with their depths and prediction.
 pub(super) fn find(
     space: &Space,
     machine: &Machine,
     request: &Request,
-) -> Result<(Found, Judged), PlanningError> {
-    match request.course.kind {
-        ScheduleKind::DataParallel => data_parallel(space, machine, request),
-        ScheduleKind::ModelParallel => model_parallel(space, machine, request),
-        _ => pipeline(space, machine, request),
-    }
+) -> Result<Answer, PlanningError> {
+    let ((found, judged), passed_over) = match request.course.kind {
+        ScheduleKind::DataParallel => (data_parallel(space, machine, request)?, None),
+        ScheduleKind::ModelParallel => (model_parallel(space, machine, request)?, None),
+        _ => {
+            let proved = pipeline(space, machine, request)?;
+            polish(space, machine, request, proved)?
+        }
+    };
+    Ok(Answer {
+        found,
+        judged,
+        passed_over,
+    })
 }
 
 fn pipeline(

@@ -7,6 +7,7 @@ mod grid;
 mod hand;
 mod kinds;
 mod neighbours;
+mod polish;
 mod released;
 mod search;
 mod servers;
@@ -176,7 +177,11 @@ pub fn plan(
     let graph = layer_graph(profile, &request.together)?;
     let machine = request.machine(profile);
     let space = search::Space::new(&graph);
-    let (found, judged) = kinds::find(&space, &machine, request)?;
+    let kinds::Answer {
+        found,
+        judged,
+        passed_over,
+    } = kinds::find(&space, &machine, request)?;
     let baselines = baselines::baselines(profile, &space, request)?;
     let Judged {
         machine,
@@ -212,6 +217,7 @@ pub fn plan(
         lower_bound_s: found.lower_bound,
         gap: gap(bottleneck_s, found.lower_bound),
         optimal: found.proved,
+        passed_over,
         period_s: prediction.period,
         stall: explain::stall(&found.graph, choice, evaluation),
         fill_s: prediction.fill,
@@ -476,6 +482,10 @@ mod tests {
                 Ok(plan) => {
                     prop_assert!(plan.lower_bound_s <= plan.bottleneck_s);
                     prop_assert!(plan.bottleneck_s <= plan.period_s);
+                    if let Some(other) = &plan.passed_over {
+                        prop_assert!(other.period_s > plan.period_s);
+                        prop_assert!(other.bottleneck_s <= plan.bottleneck_s * (1.0 + 1e-9));
+                    }
                     prop_assert!(plan.workers <= request.cluster.devices);
                     let limit = request.cluster.memory_bytes.unwrap_or(u64::MAX);
                     prop_assert!(plan.stages.iter().all(|s| s.memory_bytes <= limit));

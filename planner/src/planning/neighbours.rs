@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    PlanningError, Request, Scope, Solver, explain, judge, memory_limit, planned, released, search,
-    servers, throughput,
+    PlanningError, Request, Scope, Solver, explain, judge, kinds, memory_limit, planned, released,
+    search, servers, throughput,
 };
 use crate::cost::{Evaluation, Fabric, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
@@ -84,7 +84,7 @@ pub fn explanation(
 }
 
 impl Partition {
-    fn configuration(&self) -> String {
+    pub(super) fn configuration(&self) -> String {
         let replicas: Vec<String> = self.replicas.iter().map(ToString::to_string).collect();
         replicas.join("-")
     }
@@ -126,6 +126,38 @@ fn runner_ups(
     request: &Request,
     chosen: &Partition,
 ) -> Result<Vec<RunnerUp>, PlanningError> {
+    let near = around(graph, machine, request, chosen);
+    near.into_iter()
+        .take(MOST)
+        .map(|near| {
+            let placement = near.placement.as_ref();
+            let judged = judge(graph, machine, &near.partition, placement, request)?;
+            let cuts = near.partition.stages[1..].iter();
+            Ok(RunnerUp {
+                configuration: near.partition.configuration(),
+                cuts: cuts.map(|s| graph.layer(s.start).name.clone()).collect(),
+                bottleneck_s: near.bottleneck,
+                period_s: judged.choice.prediction.period,
+            })
+        })
+        .collect()
+}
+
+/// A plan one step away from another one.
+pub(super) struct Near {
+    /// Seconds per minibatch on its fullest resource, as the request's formula counts it.
+    pub bottleneck: f64,
+    pub partition: Partition,
+    pub placement: Option<Placement>,
+}
+
+/// The plans one step away that fit, the smallest bottleneck first.
+pub(super) fn around(
+    graph: &LayerGraph,
+    machine: &Machine,
+    request: &Request,
+    chosen: &Partition,
+) -> Vec<Near> {
     let straight = request.scope == Scope::Straight;
     let limits = Limits {
         devices: request.cluster.devices,
@@ -135,44 +167,33 @@ fn runner_ups(
         keeping: request.keeping(),
     };
     let fabric = Fabric::new(&request.cluster);
-    let mut near: Vec<(f64, Partition, Option<Placement>)> = neighbours(chosen)
+    let mut near: Vec<Near> = neighbours(chosen)
         .into_iter()
         .filter(|p| p.replicas.iter().all(|&r| r <= limits.most_replicas))
         .filter_map(|p| {
-            let (p, placement) = match &fabric {
+            let (partition, placement) = match &fabric {
                 Some(fabric) => {
-                    let placed = servers::place(
-                        graph,
-                        machine,
-                        &p,
-                        fabric,
-                        (request.recompute, request.keeping()),
-                    )?;
+                    let keeping = (request.recompute, request.keeping());
+                    let placed = servers::place(graph, machine, &p, fabric, keeping)?;
                     (placed.partition, Some(placed.placement))
                 }
                 None => (search::recompute(graph, machine, &p, limits), None),
             };
-            if fabric.is_none() && search::miss(graph, machine, &p, limits, "plan").is_some() {
+            if fabric.is_none()
+                && search::miss(graph, machine, &partition, limits, "plan").is_some()
+            {
                 return None;
             }
-            let evaluation = Evaluation::placed(graph, &p, machine, placement.as_ref());
-            Some((evaluation.objective(request.formula, machine), p, placement))
-        })
-        .collect();
-    near.sort_by(|a, b| a.0.total_cmp(&b.0));
-    near.truncate(MOST);
-    near.into_iter()
-        .map(|(bottleneck_s, partition, placement)| {
-            let judged = judge(graph, machine, &partition, placement.as_ref(), request)?;
-            let cuts = partition.stages[1..].iter();
-            Ok(RunnerUp {
-                configuration: partition.configuration(),
-                cuts: cuts.map(|s| graph.layer(s.start).name.clone()).collect(),
-                bottleneck_s,
-                period_s: judged.choice.prediction.period,
+            let evaluation = Evaluation::placed(graph, &partition, machine, placement.as_ref());
+            Some(Near {
+                bottleneck: evaluation.objective(request.formula, machine),
+                partition,
+                placement,
             })
         })
-        .collect()
+        .collect();
+    near.sort_by(|a, b| a.bottleneck.total_cmp(&b.bottleneck));
+    near
 }
 
 /// Partitions one step away: a boundary moved by a layer, a replica handed to a neighbour or given up, two stages
@@ -247,15 +268,11 @@ fn what_if(
         .into_iter()
         .filter_map(|(change, request)| {
             let machine = request.machine(profile);
-            let found = match search::search(&space, &machine, &request) {
-                Ok(found) => found,
+            let (found, judged) = match kinds::find(&space, &machine, &request) {
+                Ok(answer) => (answer.found, answer.judged),
                 // What was found for this cluster may have been more luck than the search has on a larger one.
                 Err(PlanningError::Infeasible(_)) => return None,
                 Err(other) => return Some(Err(other)),
-            };
-            let judged = match found.judge(&machine, &request) {
-                Ok(judged) => judged,
-                Err(error) => return Some(Err(error)),
             };
             let samples = throughput(profile, judged.choice.prediction.period);
             Some(Ok(WhatIf {

@@ -1,7 +1,7 @@
 //! Throughput over the number of workers: the plan against data parallel.
 
 use super::baselines::data_parallel_seconds;
-use super::{PlanningError, Request, Scope, Solver, memory_limit, search, throughput};
+use super::{PlanningError, Request, Scope, Solver, kinds, memory_limit, search, throughput};
 use crate::contract::layer_graph;
 use crate::cost::data_parallel;
 use crate::profile::Profile;
@@ -43,10 +43,10 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
         if let Scope::Given(_) = request.scope {
             request.scope = Scope::All;
         }
-        let plan = match search::search(&space, &machine, &request) {
-            Ok(found) => {
-                let judged = found.judge(&machine, &request)?;
-                Some(throughput(profile, judged.choice.prediction.period))
+        let plan = match kinds::find(&space, &machine, &request) {
+            Ok(answer) => {
+                let prediction = &answer.judged.choice.prediction;
+                Some(throughput(profile, prediction.period))
             }
             Err(PlanningError::Infeasible(_)) => None,
             Err(other) => return Err(other),
