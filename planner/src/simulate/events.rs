@@ -1,66 +1,11 @@
 //! The event simulation: workers carry out their lists, links carry one message at a time in each direction.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
+use super::queue::{Happening, Message, Queue, Transfer};
+use super::trace::{Activity, Span, Trace};
 use super::ways::Ways;
+use super::worker::{Worker, ring_messages};
 use crate::cost::{Evaluation, Machine};
 use crate::schedule::{Op, Schedule};
-
-/// A ring of more messages than this is simulated by fewer, larger ones of the same total.
-const LONGEST_RING: usize = 30;
-
-/// When things happened, seconds from the start.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Trace {
-    /// When the first m + 1 minibatches were through their last backward, for each m.
-    pub through: Vec<f64>,
-    /// End of the last forward of stage 0.
-    pub last_first_stage_forward: f64,
-    /// End of everything.
-    pub end: f64,
-}
-
-/// What took time in a simulation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
-    /// Worker, on whose device or out of whose link it was.
-    pub worker: usize,
-    /// Seconds from the start.
-    pub start: f64,
-    /// Seconds from the start.
-    pub end: f64,
-    /// What it was.
-    pub activity: Activity,
-}
-
-/// Kinds of [`Span`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
-    /// The device carried out this forward, backward or step.
-    Compute(Op),
-    /// Activations of the minibatch left for worker `to`.
-    Activations {
-        /// Minibatch.
-        minibatch: usize,
-        /// Receiving worker.
-        to: usize,
-    },
-    /// Gradients of the minibatch left for worker `to`.
-    Gradients {
-        /// Minibatch.
-        minibatch: usize,
-        /// Receiving worker.
-        to: usize,
-    },
-    /// Some of the round's all-reduce left for worker `to`.
-    AllReduce {
-        /// Round.
-        round: usize,
-        /// Receiving worker.
-        to: usize,
-    },
-}
 
 /// Carries out a schedule.
 ///
@@ -91,8 +36,8 @@ fn simulate(mut simulation: Simulation) -> Option<(Trace, Vec<Span>)> {
     for worker in 0..schedule.operations.len() {
         simulation.proceed(worker, 0.0);
     }
-    while let Some(Reverse(event)) = simulation.events.pop() {
-        simulation.handle(event);
+    while let Some((now, what)) = simulation.queue.pop() {
+        simulation.handle(what, now);
     }
     let mut lists = simulation.workers.iter().zip(&schedule.operations);
     if !lists.all(|(worker, list)| worker.position == list.len()) {
@@ -108,104 +53,6 @@ fn simulate(mut simulation: Simulation) -> Option<(Trace, Vec<Span>)> {
     Some((trace, simulation.spans.unwrap_or_default()))
 }
 
-/// A tensor or a chunk of a ring on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
-    Activations { from: usize, minibatch: usize },
-    Gradients { from: usize, minibatch: usize },
-    Chunk { round: usize },
-}
-
-/// A message between two workers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Transfer {
-    from: usize,
-    to: usize,
-    bytes: f64,
-    latency: f64,
-    /// Seconds that the slowest part of its way so far takes.
-    slowest: f64,
-    message: Message,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Happening {
-    /// The worker is through with its operation.
-    Computed { worker: usize },
-    /// The message has come to a part of its way.
-    OnTheWay { transfer: Transfer, part: usize },
-    /// The message is there.
-    Arrived { to: usize, message: Message },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Event {
-    time: f64,
-    /// Breaks ties by age, so that the same input gives the same result.
-    number: u64,
-    what: Happening,
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.time
-            .total_cmp(&other.time)
-            .then(self.number.cmp(&other.number))
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-struct Worker {
-    position: usize,
-    /// Whether an operation is under way.
-    computing: bool,
-    /// Tensors that wait to be read: few at a time.
-    arrived: Vec<Message>,
-    /// Rounds whose all-reduce it takes part in, one or two at a time.
-    rings: Vec<Ring>,
-}
-
-impl Worker {
-    /// Takes a tensor that is there.
-    fn take(&mut self, message: Message) -> bool {
-        let place = self.arrived.iter().position(|&m| m == message);
-        if let Some(place) = place {
-            self.arrived.swap_remove(place);
-        }
-        place.is_some()
-    }
-
-    fn ring(&mut self, round: usize) -> &mut Ring {
-        let place = self.rings.iter().position(|ring| ring.round == round);
-        let place = place.unwrap_or_else(|| {
-            self.rings.push(Ring {
-                round,
-                ..Ring::default()
-            });
-            self.rings.len() - 1
-        });
-        &mut self.rings[place]
-    }
-}
-
-/// One worker's part in the all-reduce of a round.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ring {
-    round: usize,
-    begun: bool,
-    /// Messages, 2(r-1) in the end.
-    received: usize,
-    sent: usize,
-}
-
 struct Simulation<'a> {
     schedule: &'a Schedule,
     evaluation: &'a Evaluation,
@@ -215,8 +62,7 @@ struct Simulation<'a> {
     /// For each stage, the bytes of gradients to each stage which made what it reads.
     gradients: Vec<Vec<(usize, f64)>>,
     ways: Ways,
-    events: BinaryHeap<Reverse<Event>>,
-    numbered: u64,
+    queue: Queue,
     workers: Vec<Worker>,
     /// Per minibatch: backwards still to come, and when the last one ended.
     remaining: Vec<usize>,
@@ -242,8 +88,7 @@ impl<'a> Simulation<'a> {
             activations,
             gradients,
             ways: Ways::new(evaluation, machine, schedule.operations.len()),
-            events: BinaryHeap::new(),
-            numbered: 0,
+            queue: Queue::default(),
             workers: vec![Worker::default(); schedule.operations.len()],
             remaining: vec![schedule.stages.len(); schedule.minibatches],
             through: vec![0.0; schedule.minibatches],
@@ -253,18 +98,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn at(&mut self, time: f64, what: Happening) {
-        self.numbered += 1;
-        self.events.push(Reverse(Event {
-            time,
-            number: self.numbered,
-            what,
-        }));
-    }
-
-    fn handle(&mut self, event: Event) {
-        let now = event.time;
-        match event.what {
+    fn handle(&mut self, what: Happening, now: f64) {
+        match what {
             Happening::Computed { worker } => {
                 self.computed(worker, now);
                 self.proceed(worker, now);
@@ -386,7 +221,8 @@ impl<'a> Simulation<'a> {
                 ),
             });
         }
-        self.at(now + seconds, Happening::Computed { worker });
+        self.queue
+            .push(now + seconds, Happening::Computed { worker });
     }
 
     fn computed(&mut self, worker: usize, now: f64) {
@@ -452,10 +288,11 @@ impl<'a> Simulation<'a> {
         if last {
             let message = transfer.message;
             let arrival = start + transfer.slowest + transfer.latency;
-            self.at(arrival, Happening::Arrived { to, message });
+            self.queue.push(arrival, Happening::Arrived { to, message });
         } else {
             let part = part + 1;
-            self.at(start, Happening::OnTheWay { transfer, part });
+            self.queue
+                .push(start, Happening::OnTheWay { transfer, part });
         }
     }
 
@@ -502,11 +339,6 @@ impl<'a> Simulation<'a> {
 fn bytes_to(stages: &[(usize, f64)], stage: usize) -> f64 {
     let found = stages.iter().find(|(to, _)| *to == stage);
     found.map_or(0.0, |(_, bytes)| *bytes)
-}
-
-/// Messages that each replica sends in one all-reduce.
-fn ring_messages(replicas: usize) -> usize {
-    (2 * (replicas - 1)).min(LONGEST_RING)
 }
 
 #[cfg(test)]

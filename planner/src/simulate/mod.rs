@@ -2,9 +2,13 @@
 
 pub mod depth;
 mod events;
+mod queue;
+mod trace;
 mod ways;
+mod worker;
 
-pub use events::{Activity, Span, Trace, record, run};
+pub use events::{record, run};
+pub use trace::{Activity, Span, Trace};
 
 use crate::cost::{Evaluation, Machine};
 use crate::schedule::{
