@@ -58,6 +58,10 @@ verify: build ## run the models that `make run` trained in ONNX Runtime (from pi
 predict: build ## predicted against measured throughput on two one-core workers, about ten minutes
 	@python3 tools/prediction $(BIN)
 
+.PHONY: table1
+table1: build ## the papers' clusters in simulation: make table1 PEERS=folder with the published profiles
+	@python3 tools/table1 $(BIN) $(or $(PEERS),../shared)
+
 .PHONY: peers
 peers: build ## dp-plan beside other planners' figures: make peers PEERS=folder with their profiles and tables
 	@python3 tools/peers $(BIN) $(or $(PEERS),../shared)
