@@ -6,6 +6,67 @@ use crate::graph::LayerGraph;
 /// Gradients are all-reduced in buckets of about this size.
 pub const BUCKET_BYTES: f64 = 25e6;
 
+/// A backward whose gradients leave while it goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BucketedBackward {
+    /// Seconds that it takes, with the core's share of the all-reduce.
+    pub seconds: f64,
+    /// What is all-reduced, in this order, one bucket after the other.
+    pub buckets: Vec<Bucket>,
+}
+
+/// Gradients that are all-reduced together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bucket {
+    /// Seconds from the start of the backward until they are there.
+    pub ready: f64,
+    /// Their bytes.
+    pub bytes: f64,
+}
+
+impl BucketedBackward {
+    /// The backward from the last layer to the first, whose gradients fill buckets of about [`BUCKET_BYTES`]; a single
+    /// worker has nothing to all-reduce.
+    #[must_use]
+    pub fn new(graph: &LayerGraph, workers: usize, machine: &Machine) -> Self {
+        let mut clock = 0.0;
+        let mut buckets = Vec::new();
+        let mut bytes = 0.0;
+        let mut close = |clock: &mut f64, bytes: &mut f64| {
+            *clock += machine.reduce_core_s(workers, *bytes);
+            buckets.push(Bucket {
+                ready: *clock,
+                bytes: *bytes,
+            });
+            *bytes = 0.0;
+        };
+        for layer in graph.layers().rev() {
+            clock += layer.backward;
+            bytes += layer.parameters;
+            if workers > 1 && bytes >= BUCKET_BYTES {
+                close(&mut clock, &mut bytes);
+            }
+        }
+        if workers > 1 && bytes > 0.0 {
+            close(&mut clock, &mut bytes);
+        }
+        Self {
+            seconds: clock,
+            buckets,
+        }
+    }
+
+    /// The same backward behind `seconds` of something else, for example of running forward again.
+    #[must_use]
+    pub fn after(mut self, seconds: f64) -> Self {
+        self.seconds += seconds;
+        for bucket in &mut self.buckets {
+            bucket.ready += seconds;
+        }
+        self
+    }
+}
+
 /// Seconds of one data-parallel step, in which each of `workers` carries one minibatch.
 ///
 /// Forward, then backward from the last layer; gradients fill buckets, each of which enters the link as soon as it
@@ -14,28 +75,13 @@ pub const BUCKET_BYTES: f64 = 25e6;
 pub fn step_seconds(graph: &LayerGraph, workers: usize, machine: &Machine) -> f64 {
     let n = workers as f64;
     let ring = |bytes: f64| 2.0 * (n - 1.0) * (bytes / n / machine.bandwidth + machine.latency);
-    let mut clock: f64 = graph.layers().map(|l| l.forward).sum();
-    let mut link_free = 0.0f64;
-    let mut bucket = 0.0;
-    let mut core = 0.0;
-    for layer in graph.layers().rev() {
-        clock += layer.backward;
-        bucket += layer.parameters;
-        if bucket >= BUCKET_BYTES {
-            clock += machine.reduce_core_s(workers, bucket);
-            link_free = link_free.max(clock) + ring(bucket);
-            bucket = 0.0;
-        }
-        core += layer.step;
-    }
-    if bucket > 0.0 && workers > 1 {
-        clock += machine.reduce_core_s(workers, bucket);
-        link_free = link_free.max(clock) + ring(bucket);
-    }
-    if workers == 1 {
-        return clock + core;
-    }
-    clock.max(link_free) + core
+    let forward: f64 = graph.layers().map(|l| l.forward).sum();
+    let step: f64 = graph.layers().map(|l| l.step).sum();
+    let backward = BucketedBackward::new(graph, workers, machine);
+    let link_free = backward.buckets.iter().fold(0.0f64, |free, bucket| {
+        free.max(forward + bucket.ready) + ring(bucket.bytes)
+    });
+    link_free.max(forward + backward.seconds) + step
 }
 
 /// Bytes of one worker: one copy of everything and one minibatch's stash.

@@ -1,11 +1,12 @@
 //! What every worker of a plan does when, as the simulation has it.
 
 use super::{PlanningError, Request, planned};
+use crate::cost::data_parallel::BucketedBackward;
 use crate::cost::{Evaluation, Machine};
 use crate::plan::Plan;
 use crate::profile::Profile;
-use crate::schedule::WorkerRole;
-use crate::simulate::{SimulationError, Span, record};
+use crate::schedule::{ScheduleKind, WorkerRole};
+use crate::simulate::{SimulationError, Span, record, record_bucketed};
 
 /// A simulated run.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +39,16 @@ pub fn timeline(
     let placement = plan.placement()?;
     let evaluation = Evaluation::placed(&graph, &partition, &machine, placement.as_ref());
     let schedule = plan.schedule_for(minibatches)?;
-    let (trace, spans) = record(&schedule, &evaluation, &machine).ok_or(SimulationError::Stuck)?;
+    let recorded = if plan.schedule == ScheduleKind::DataParallel {
+        let backward = BucketedBackward::new(&graph, plan.workers, &machine);
+        // Recomputation stands before the backward.
+        let again =
+            evaluation.stages[0].sums.backward - graph.layers().map(|l| l.backward).sum::<f64>();
+        record_bucketed(&schedule, &evaluation, &machine, &backward.after(again))
+    } else {
+        record(&schedule, &evaluation, &machine)
+    };
+    let (trace, spans) = recorded.ok_or(SimulationError::Stuck)?;
     Ok(Timeline {
         roles: schedule.roles,
         spans,

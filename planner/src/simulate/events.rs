@@ -4,14 +4,16 @@ use super::queue::{Happening, Message, Queue, Transfer};
 use super::trace::{Activity, Span, Trace};
 use super::ways::Ways;
 use super::worker::{Worker, ring_messages};
+use crate::cost::data_parallel::{Bucket, BucketedBackward};
 use crate::cost::{Evaluation, Machine};
 use crate::schedule::{Op, Schedule};
 
 /// Carries out a schedule.
 ///
 /// A message occupies its sender's link, the network cards of two servers and its receiver's link for bytes / bandwidth
-/// each ([`Ways`]), cut through, first come first served, and arrives a latency later. An all-reduce is a ring of 2(r-1) such messages per replica, so that
-/// activations pass between its chunks; long rings send several chunks as one message. The core's share of communication is added to the operation that causes it.
+/// each ([`Ways`]), cut through, first come first served, and arrives a latency later. An all-reduce is a ring of 2(r-1)
+/// such messages per replica, so that activations pass between its chunks; long rings send several chunks as one message.
+/// The core's share of communication is added to the operation that causes it.
 ///
 /// None if the schedule gets stuck, which [`Schedule::check`] explains.
 #[must_use]
@@ -28,6 +30,20 @@ pub fn record(
 ) -> Option<(Trace, Vec<Span>)> {
     let mut simulation = Simulation::new(schedule, evaluation, machine);
     simulation.spans = Some(Vec::new());
+    simulate(simulation)
+}
+
+/// Records a data-parallel schedule whose gradients leave in buckets during the backward, one bucket after the other.
+#[must_use]
+pub fn record_bucketed(
+    schedule: &Schedule,
+    evaluation: &Evaluation,
+    machine: &Machine,
+    backward: &BucketedBackward,
+) -> Option<(Trace, Vec<Span>)> {
+    let mut simulation = Simulation::new(schedule, evaluation, machine);
+    simulation.spans = Some(Vec::new());
+    simulation.bucketed = Some(backward);
     simulate(simulation)
 }
 
@@ -57,6 +73,8 @@ struct Simulation<'a> {
     schedule: &'a Schedule,
     evaluation: &'a Evaluation,
     machine: &'a Machine,
+    /// The backward of a data-parallel worker, if its gradients leave in buckets.
+    bucketed: Option<&'a BucketedBackward>,
     /// For each stage, the bytes of activations to each stage which reads them.
     activations: Vec<Vec<(usize, f64)>>,
     /// For each stage, the bytes of gradients to each stage which made what it reads.
@@ -85,6 +103,7 @@ impl<'a> Simulation<'a> {
             schedule,
             evaluation,
             machine,
+            bucketed: None,
             activations,
             gradients,
             ways: Ways::new(evaluation, machine, schedule.operations.len()),
@@ -103,6 +122,10 @@ impl<'a> Simulation<'a> {
             Happening::Computed { worker } => {
                 self.computed(worker, now);
                 self.proceed(worker, now);
+            }
+            Happening::BucketReady { worker, round } => {
+                self.workers[worker].ring(round).ready += 1;
+                self.pass_chunks(worker, round, now);
             }
             Happening::OnTheWay { transfer, part } => self.go_on(transfer, part, now),
             Happening::Arrived { to, message } => {
@@ -173,7 +196,7 @@ impl<'a> Simulation<'a> {
                     }
                 }
                 Op::AllReduce { round } => {
-                    self.workers[worker].ring(round).begun = true;
+                    self.workers[worker].ring(round).ready = self.buckets();
                     self.pass_chunks(worker, round, now);
                 }
                 Op::Step { round, .. } => {
@@ -194,6 +217,10 @@ impl<'a> Simulation<'a> {
                     self.compute(worker, seconds, now);
                     return;
                 }
+                Op::Backward { minibatch, .. } if self.bucketed.is_some() => {
+                    self.bucketed_backward(worker, minibatch, now);
+                    return;
+                }
                 Op::Backward { .. } => {
                     let traffic = self.evaluation.stages[stage].sums.traffic;
                     let messages = traffic.input_gradient + traffic.output_gradient;
@@ -205,6 +232,27 @@ impl<'a> Simulation<'a> {
             }
             self.workers[worker].position += 1;
         }
+    }
+
+    /// All but the buckets that are full at its end, which the all-reduce behind it sends.
+    fn bucketed_backward(&mut self, worker: usize, minibatch: usize, now: f64) {
+        let Some(backward) = self.bucketed else {
+            return;
+        };
+        let round = minibatch / self.replicas(worker);
+        let speed = self.ways.speed(worker);
+        let early = |bucket: &&Bucket| bucket.ready < backward.seconds;
+        for bucket in backward.buckets.iter().filter(early) {
+            let ready = now + bucket.ready / speed;
+            self.queue
+                .push(ready, Happening::BucketReady { worker, round });
+        }
+        self.compute(worker, backward.seconds, now);
+    }
+
+    /// Parts that each stage's gradient is all-reduced in.
+    fn buckets(&self) -> usize {
+        self.bucketed.map_or(1, |backward| backward.buckets.len())
     }
 
     /// `seconds` are those of the profiled device.
@@ -302,35 +350,40 @@ impl<'a> Simulation<'a> {
 
     fn step_seconds(&self, stage: usize) -> f64 {
         let s = &self.evaluation.stages[stage];
+        if self.bucketed.is_some() {
+            return s.sums.step;
+        }
         s.sums.step + self.machine.reduce_core_s(s.replicas, s.sums.parameters)
     }
 
     fn reduced(&self, worker: usize, round: usize) -> bool {
-        let chunks = ring_messages(self.replicas(worker));
-        chunks == 0
-            || self.workers[worker]
-                .rings
-                .iter()
-                .any(|ring| ring.round == round && ring.begun && ring.received == chunks)
+        let messages = self.buckets() * ring_messages(self.replicas(worker));
+        messages == 0
+            || self.workers[worker].rings.iter().any(|ring| {
+                ring.round == round && ring.sent == messages && ring.received == messages
+            })
     }
 
     /// Sends on the chunks of a ring that the worker has ready: its own first, then each one it received.
     fn pass_chunks(&mut self, worker: usize, round: usize, now: f64) {
         let role = self.schedule.roles[worker];
         let replicas = self.replicas(worker);
-        let parameters = self.evaluation.stages[role.stage].sums.parameters;
         let messages = ring_messages(replicas);
         // Chunks of the real ring in each message of the simulated one.
         let chunks = (2 * (replicas - 1)) as f64 / messages as f64;
-        let chunk = parameters / replicas as f64;
-        let cost = (chunks * chunk, chunks * self.machine.latency);
+        let whole = self.evaluation.stages[role.stage].sums.parameters;
         let next = worker - role.replica + (role.replica + 1) % replicas;
         loop {
             let ring = self.workers[worker].ring(round);
-            if !ring.begun || ring.sent == messages || ring.sent > ring.received {
+            // A bucket begins where the one before has come round.
+            if ring.sent == ring.ready * messages || ring.sent > ring.received {
                 return;
             }
+            let bucket = ring.sent / messages;
             ring.sent += 1;
+            let bytes = self.bucketed.map_or(whole, |b| b.buckets[bucket].bytes);
+            let chunk = bytes / replicas as f64;
+            let cost = (chunks * chunk, chunks * self.machine.latency);
             self.transfer(worker, next, cost, Message::Chunk { round }, now);
         }
     }
@@ -418,5 +471,36 @@ mod tests {
             trace.through[3],
             3e-3 + 4.0 * (1.0 / 3.0 + 0.1) * 1e-3 + 3e-3,
         );
+    }
+
+    #[test]
+    fn bucketed_data_parallelism_takes_what_the_cost_model_says() {
+        let weights = [0, 40_000_000, 30_000_000, 10_000_000, 1000];
+        let mut profile = testing::chain(&[3.0, 6.0, 9.0, 3.0, 3.0], &weights, &[1; 4]);
+        profile.layers[1].step_ms = 2.0;
+        let graph = LayerGraph::new(&profile);
+        for workers in [1, 2, 3, 8, 40] {
+            for (bandwidth, latency, kappa) in [
+                (1e9, 0.0, 0.0),
+                (1e9, 1e-4, 0.0),
+                (1e10, 1e-5, 1e-11),
+                (1e12, 0.0, 0.0),
+            ] {
+                let machine = Machine {
+                    reduce_s_per_byte: kappa,
+                    ..machine(bandwidth, latency)
+                };
+                let partition = Partition::new(std::iter::once(0..5).collect(), vec![workers]);
+                let evaluation = Evaluation::new(&graph, &partition, &machine);
+                let backward = BucketedBackward::new(&graph, workers, &machine);
+                let schedule = Schedule::data_parallel(workers, 3 * workers).unwrap();
+                let (trace, spans) =
+                    record_bucketed(&schedule, &evaluation, &machine, &backward).unwrap();
+                let step = crate::cost::data_parallel::step_seconds(&graph, workers, &machine);
+                close(trace.end, 3.0 * step);
+                let reduced = |s: &&Span| matches!(s.activity, Activity::AllReduce { .. });
+                assert_eq!(spans.iter().any(|s| reduced(&s)), workers > 1);
+            }
+        }
     }
 }

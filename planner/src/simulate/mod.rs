@@ -7,7 +7,7 @@ mod trace;
 mod ways;
 mod worker;
 
-pub use events::{record, run};
+pub use events::{record, record_bucketed, run};
 pub use trace::{Activity, Span, Trace};
 
 use crate::cost::{Evaluation, Machine};

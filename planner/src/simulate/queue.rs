@@ -27,6 +27,8 @@ pub(super) struct Transfer {
 pub(super) enum Happening {
     /// The worker is through with its operation.
     Computed { worker: usize },
+    /// Gradients of the round fill another bucket while the worker's backward goes on.
+    BucketReady { worker: usize, round: usize },
     /// The message has come to a part of its way.
     OnTheWay { transfer: Transfer, part: usize },
     /// The message is there.

@@ -43,8 +43,9 @@ impl Worker {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ring {
     pub round: usize,
-    pub begun: bool,
-    /// Messages, 2(r-1) in the end.
+    /// Buckets of its gradient that are there.
+    pub ready: usize,
+    /// Messages, 2(r-1) of each bucket in the end.
     pub received: usize,
     pub sent: usize,
 }
