@@ -172,6 +172,11 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["json", "quiet", "sweep"])]
     pub gantt: bool,
 
+    /// Minibatches (microbatches) of the schedule that --gantt and --trace simulate [default: as many as show the
+    /// steady state]
+    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with = "sweep")]
+    pub minibatches: Option<usize>,
+
     /// Write the simulated schedule as a trace that Perfetto and chrome://tracing open
     #[arg(long, value_name = "FILE", conflicts_with = "sweep")]
     pub trace: Option<PathBuf>,
@@ -387,6 +392,11 @@ pub fn run(command_line: &CommandLine) -> Result<(), CliError> {
 
 /// Loads the profile, plans, prints and writes what was asked for.
 fn plan(arguments: &Arguments) -> Result<(), CliError> {
+    if arguments.minibatches.is_some() && !arguments.gantt && arguments.trace.is_none() {
+        return Err(CliError::Usage(
+            "--minibatches is for the simulated schedule: give --gantt or --trace too",
+        ));
+    }
     let profile = convert::load(&arguments.profile, arguments.from, arguments.batch)?;
     if !arguments.sweep.is_empty() {
         return sweep::run(arguments, &profile);
@@ -439,7 +449,9 @@ fn show_timeline(
     }
     let in_flight = plan.stages.iter().map(|s| s.replicas * s.depth).max();
     let batches = 3 * plan.microbatches.unwrap_or(0);
-    let minibatches = (6 * in_flight.unwrap_or(1) + 8).max(batches);
+    let minibatches = arguments
+        .minibatches
+        .unwrap_or_else(|| (6 * in_flight.unwrap_or(1) + 8).max(batches));
     let run = planning::timeline(profile, request, plan, minibatches)?;
     if let Some(path) = &arguments.trace {
         file::write_atomically(path, timeline::trace(&run).as_bytes())?;

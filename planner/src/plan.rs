@@ -136,11 +136,17 @@ pub struct Stage {
     pub sync_s: f64,
     /// Activations and gradients on each replica's link, seconds per minibatch.
     pub traffic_s: f64,
+    /// Bytes that leave each replica over its link per minibatch: activations, gradients, its share of the all-reduce.
+    #[serde(default)]
+    pub sent_bytes: f64,
+    /// Bytes that reach it.
+    #[serde(default)]
+    pub received_bytes: f64,
     /// Weights, bytes.
     pub parameter_bytes: u64,
     /// Stash of one minibatch, bytes.
     pub stash_bytes: u64,
-    /// Memory of one replica.
+    /// Memory of one replica at its fullest.
     pub memory_bytes: u64,
 }
 

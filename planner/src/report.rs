@@ -110,7 +110,7 @@ pub fn cluster_line(cluster: &Cluster) -> String {
 fn stage_table(plan: &Plan) -> String {
     let mut rows = vec![
         [
-            "stage", "layers", "replicas", "depth", "compute", "traffic", "sync", "memory",
+            "stage", "layers", "replicas", "depth", "compute", "traffic", "sync", "link", "memory",
         ]
         .map(str::to_owned)
         .to_vec(),
@@ -131,6 +131,7 @@ fn stage_table(plan: &Plan) -> String {
             show_time(stage.compute_s),
             show_time(stage.traffic_s),
             show_time(stage.sync_s),
+            show_bytes(stage.sent_bytes.max(stage.received_bytes)),
             show_bytes(stage.memory_bytes as f64),
         ]);
     }
@@ -141,7 +142,8 @@ fn stage_table(plan: &Plan) -> String {
         }
     }
     let mut text = align(&rows, 2);
-    text.push_str("Times per minibatch on each replica's device (compute) and link (traffic, sync); memory per worker.\n");
+    text.push_str("Per minibatch: times of each replica's device (compute) and link (traffic, sync), bytes over its link in the busier \
+         direction; memory per worker at its fullest.\n");
     if plan.stages.iter().any(|s| s.delay > 0) {
         text.push_str(
             "Depth k+1: k minibatches in flight, and the all-reduce may lag one round.\n",

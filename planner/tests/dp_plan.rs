@@ -613,6 +613,35 @@ fn the_schedule_is_shown_and_traced() {
     }
 }
 
+#[test]
+fn every_kind_of_schedule_is_traced_with_as_many_minibatches_as_asked_for() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    for kind in [
+        "1f1b",
+        "2bw",
+        "1f1b-flush",
+        "gpipe",
+        "model-parallel",
+        "data-parallel",
+    ] {
+        let trace = folder.path(&format!("{kind}.json"));
+        let asked = ["--schedule", kind, "--minibatches", "12", "--trace"];
+        swept(
+            &profile,
+            &[&FOUR[..], &asked, &[trace.to_str().unwrap()]].concat(),
+        );
+        let value: Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
+        let events = value["traceEvents"].as_array().unwrap();
+        let first_stage = |e: &&Value| e["cat"] == "forward" && e["pid"] == 0;
+        assert_eq!(events.iter().filter(first_stage).count(), 12, "{kind}");
+    }
+    let alone = [&FOUR[..], &["--minibatches", "12"]].concat();
+    let assert = dp_plan().arg(&profile).args(alone).assert().code(2);
+    let error = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(error.contains("give --gantt or --trace too"), "{error}");
+}
+
 fn swept(profile: &Path, flags: &[&str]) -> String {
     let assert = dp_plan().arg(profile).args(flags).assert().success();
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()

@@ -2,6 +2,7 @@
 
 use crate::cost::{CardLoad, Evaluation, Formula, Machine, StageEvaluation};
 use crate::graph::LayerGraph;
+use crate::schedule::ScheduleKind;
 use crate::simulate::depth::{CLOSE_ENOUGH, Cause, Choice};
 use crate::units::{show_bytes, show_time};
 
@@ -80,6 +81,13 @@ pub(super) fn stall(
     }
     let named = |stage: usize| place(graph, &evaluation.stages[stage], stage);
     Some(match choice.cause {
+        _ if choice.pace.kind == ScheduleKind::ModelParallel => {
+            "one minibatch at a time: the period is its way through all stages and back".to_owned()
+        }
+        _ if choice.pace.kind == ScheduleKind::DataParallel => {
+            "all replicas wait for the all-reduce of the last gradients before the next minibatch"
+                .to_owned()
+        }
         Cause::InFlight { stage } => format!(
             "{} has {} minibatches in flight per replica, and each takes longer than that many periods to come back",
             named(stage),

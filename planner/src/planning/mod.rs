@@ -204,7 +204,7 @@ pub fn plan(
         cluster: request.cluster.clone(),
         schedule: pace.kind,
         microbatches: (!pace.has_own_rounds()).then_some(pace.microbatches),
-        stages: stages(&found.graph, &found.partition, evaluation, choice)?,
+        stages: stages(&found.graph, &found.partition, &judged)?,
         links: evaluation.links.iter().map(|l| l.link()).collect(),
         workers: found.partition.workers(),
         bottleneck_s,
@@ -345,9 +345,13 @@ fn cards(cluster: &Cluster, evaluation: &Evaluation) -> Vec<Card> {
 fn stages(
     graph: &LayerGraph,
     partition: &Partition,
-    evaluation: &Evaluation,
-    choice: &depth::Choice,
+    judged: &Judged,
 ) -> Result<Vec<Stage>, PlanningError> {
+    let Judged {
+        machine,
+        evaluation,
+        choice,
+    } = judged;
     let (pace, shapes) = (choice.pace, &choice.shapes);
     let mut first_worker = 0;
     let stages = evaluation.stages.iter().zip(shapes).enumerate();
@@ -355,6 +359,7 @@ fn stages(
         let workers: Vec<usize> = (first_worker..first_worker + shape.replicas).collect();
         first_worker += shape.replicas;
         let recompute = partition.recompute[number];
+        let ring = e.ring_bytes(machine);
         let placement = evaluation.placement.as_ref();
         let (servers, kinds) = placement.map_or_else(Default::default, |p| p.devices_of(number));
         Ok(Stage {
@@ -379,6 +384,8 @@ fn stages(
             compute_s: e.loads.compute,
             sync_s: e.loads.sync,
             traffic_s: e.loads.traffic,
+            sent_bytes: (e.sums.traffic.sent() + ring) / shape.replicas as f64,
+            received_bytes: (e.sums.traffic.received() + ring) / shape.replicas as f64,
             parameter_bytes: e.sums.parameters as u64,
             stash_bytes: e.sums.stash as u64,
         })
@@ -487,6 +494,12 @@ mod tests {
                         prop_assert!(other.bottleneck_s <= plan.bottleneck_s * (1.0 + 1e-9));
                     }
                     prop_assert!(plan.workers <= request.cluster.devices);
+                    let total = |of: fn(&Stage) -> f64| -> f64 {
+                        plan.stages.iter().map(|s| of(s) * s.replicas as f64).sum()
+                    };
+                    let close = |bytes: f64| (bytes - plan.bytes_per_minibatch).abs() <= 1e-6 * bytes;
+                    prop_assert!(close(total(|s| s.sent_bytes)));
+                    prop_assert!(close(total(|s| s.received_bytes)));
                     let limit = request.cluster.memory_bytes.unwrap_or(u64::MAX);
                     prop_assert!(plan.stages.iter().all(|s| s.memory_bytes <= limit));
                     let placed = plan.placement().unwrap();
