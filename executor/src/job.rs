@@ -13,7 +13,7 @@ use models::optimizer::Optimizer;
 use models::random::Stream;
 use models::tensor::{DType, Tensor};
 use planner::Plan;
-use planner::schedule::StageShape;
+use planner::schedule::{ScheduleKind, StageShape};
 
 use crate::data::shuffle::below;
 use crate::data::{self, DataOptions, Minibatch, Signature};
@@ -80,7 +80,7 @@ const SYNTHETIC_POOL: usize = 8;
 
 /// Refuses what this version can plan and not yet carry out.
 fn check_supported(plan_file: &Path, plan: &Plan) -> Result<(), RunError> {
-    if !plan.pace().has_own_rounds() {
+    if !plan.pace().has_own_rounds() || plan.schedule == ScheduleKind::Interleaved {
         return Err(RunError::Plan(format!(
             "{}: dp-run cannot carry out the schedule `{}` yet: plan with `--schedule 1f1b`",
             plan_file.display(),

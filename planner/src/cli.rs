@@ -138,6 +138,11 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "stages")]
     pub straight: bool,
 
+    /// Place layers freely on the devices, a device running several pieces of the model: without replicas, and not yet
+    /// for dp-run
+    #[arg(long, conflicts_with_all = ["stages", "schedule", "vertical_sync", "microbatches", "sweep", "explain", "gantt", "trace", "recompute", "gpus_per_server", "cluster"])]
+    pub non_contiguous: bool,
+
     /// Stages of your own: the first layer of each (name, or number from 0 in execution order) and its replicas,
     /// as in `0:2,fc1:1`
     #[arg(long, value_name = "FIRST[:REPLICAS],...", value_parser = parse_stages)]
@@ -406,7 +411,10 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
         sha256: file::sha256_of_file(&arguments.profile)?,
     };
     let request = arguments.request()?;
-    let (plan, compared) = if arguments.schedule == ScheduleName::Auto {
+    let (plan, compared) = if arguments.non_contiguous {
+        let plan = planning::plan_freely(&profile, profile_file, &request)?;
+        (plan, Vec::new())
+    } else if arguments.schedule == ScheduleName::Auto {
         planning::compare(&profile, &profile_file, &request)?
     } else {
         (

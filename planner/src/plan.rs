@@ -310,6 +310,7 @@ impl Plan {
     /// # Errors
     /// If the plan's stages, links or depths cannot work.
     pub fn schedule_for(&self, minibatches: usize) -> Result<Schedule, PlanError> {
+        self.validate_kind()?;
         let schedule = Schedule::new(self.pace(), &self.shapes(), &self.links, minibatches)?;
         schedule.check()?;
         Ok(schedule)
@@ -336,6 +337,10 @@ impl Plan {
                     layer: layer.clone(),
                 });
             }
+            if self.schedule == ScheduleKind::Interleaved {
+                self.validate_piece(index, stage)?;
+                continue;
+            }
             let numbers = next_worker..next_worker.saturating_add(stage.replicas);
             if !stage.workers.iter().copied().eq(numbers.clone()) {
                 // A replica count is what somebody typed: do not list a billion numbers.
@@ -345,6 +350,9 @@ impl Plan {
                 });
             }
             next_worker += stage.replicas;
+        }
+        if self.schedule == ScheduleKind::Interleaved {
+            return Ok(self.cluster.validate()?);
         }
         if self.workers != next_worker {
             return Err(PlanError::WorkerCount {
@@ -365,6 +373,18 @@ impl Plan {
         let batches = self.pace().microbatches.saturating_mul(2).min(4096);
         self.schedule_for((rounds.unwrap_or(0) * widest.unwrap_or(0)).max(batches))?;
         Ok(())
+    }
+
+    /// A stage of several on one worker.
+    fn validate_piece(&self, index: usize, stage: &Stage) -> Result<(), PlanError> {
+        let known = |worker: &usize| *worker < self.workers;
+        if stage.replicas == 1 && stage.workers.len() == 1 && stage.workers.iter().all(known) {
+            return Ok(());
+        }
+        Err(PlanError::Placement {
+            stage: index,
+            rule: "an interleaved stage is on one of the plan's workers, without replicas",
+        })
     }
 
     /// Where the replicas are; none where every device has a link of its own.
@@ -425,6 +445,7 @@ impl Plan {
             }
             ScheduleKind::DataParallel if self.stages.len() != 1 => error("has one stage"),
             ScheduleKind::ModelParallel | ScheduleKind::DataParallel => Ok(()),
+            ScheduleKind::Interleaved => error("cannot be carried out yet"),
         }
     }
 }

@@ -518,6 +518,47 @@ fn every_kind_of_schedule_is_planned_and_compared() {
 }
 
 #[test]
+fn layers_are_placed_freely_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.json");
+    let out = folder.path().join("plan.json");
+    // In two runs 6 + 3 at best, freely 4 + 2 on each device.
+    let layers: Vec<(f64, f64, u64)> = [4.0, 2.0, 4.0, 2.0].map(|s| (s / 2.0, s / 2.0, 0)).into();
+    let mut profile = chain(&layers, &[10; 3]);
+    profile.layers[0].forward_ms = 4000.0;
+    profile.layers[0].backward_ms = 2000.0;
+    profile.layers[3].forward_ms = 0.0;
+    profile.layers[3].backward_ms = 0.0;
+    profile.layers[2].backward_ms = 3000.0;
+    profile.save(&path).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = dp_plan();
+        command
+            .arg(&path)
+            .args(["--gpus", "2", "--bw", "1TB/s", "--json"]);
+        command.args(arguments).output().unwrap()
+    };
+    let output = run(&["--non-contiguous", "-o", out.to_str().unwrap()]);
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let straight: Value = serde_json::from_slice(&run(&["--straight"]).stdout).unwrap();
+    let bottleneck = |plan: &Value| plan["bottleneck_s"].as_f64().unwrap();
+    assert!(bottleneck(&plan) <= bottleneck(&straight));
+    assert_eq!(plan["schedule"], "interleaved");
+    assert!(plan["stall"].as_str().unwrap().starts_with("not simulated"));
+    // The plan is read again; nobody can make a schedule of it yet.
+    let loaded = Plan::load(&out).unwrap();
+    assert!(
+        loaded
+            .schedule_for(4)
+            .unwrap_err()
+            .to_string()
+            .contains("cannot be carried out yet")
+    );
+    let refused = run(&["--non-contiguous", "--schedule", "gpipe"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn help_explains_every_flag() {
     let assert = dp_plan().arg("--help").assert().success();
     let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();

@@ -7,6 +7,7 @@
 //! on servers.
 
 pub mod data_parallel;
+pub mod devices;
 pub mod evaluate;
 pub mod formula;
 pub mod interval;

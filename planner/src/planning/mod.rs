@@ -3,6 +3,7 @@
 mod baselines;
 mod compare;
 mod explain;
+mod free;
 mod grid;
 mod hand;
 mod kinds;
@@ -15,6 +16,7 @@ mod sweep;
 mod timeline;
 
 pub use compare::{Compared, KINDS, compare};
+pub use free::plan_freely;
 pub use grid::{Axes, Cell, csv, grid};
 pub use hand::{HandError, StageSpec, parse_stages};
 pub use neighbours::{Explanation, explanation};
@@ -34,7 +36,7 @@ use crate::schedule::{Keeping, Schedule, ScheduleKind, StageShape};
 pub use crate::simulate::depth::Course;
 use crate::simulate::{SimulationError, depth};
 pub use crate::solve::Recompute;
-use crate::solve::SolverError;
+use crate::solve::{Limits, SolverError};
 
 /// Goodput that stands for workers of one process, whose tensors change hands by reference: bytes per second.
 pub const LOCAL_BANDWIDTH: f64 = 1e15;
@@ -118,6 +120,13 @@ pub enum PlanningError {
     /// The layers that the user wants in one stage are none.
     #[error(transparent)]
     Together(#[from] TogetherError),
+    /// Layers cannot be placed freely there.
+    #[error(
+        "--non-contiguous places layers on devices that are alike and share no network card, by this program's own \
+         cost model, and with room for as many minibatches as there are devices: leave out the flags that ask for \
+         something else, or give more --memory"
+    )]
+    Free,
     /// The back-end of the integer program gave up.
     #[error(transparent)]
     Solver(#[from] SolverError),

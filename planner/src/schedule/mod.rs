@@ -36,6 +36,8 @@ pub enum ScheduleKind {
     ModelParallel,
     /// Every worker the whole model, synchronised each round.
     DataParallel,
+    /// Several stages on a worker, in turn: planned, and neither simulated nor carried out yet.
+    Interleaved,
 }
 
 impl ScheduleKind {
@@ -59,6 +61,7 @@ impl std::fmt::Display for ScheduleKind {
             Self::Gpipe => "gpipe",
             Self::ModelParallel => "model-parallel",
             Self::DataParallel => "data-parallel",
+            Self::Interleaved => "interleaved",
         })
     }
 }

@@ -47,7 +47,8 @@ impl Keeping {
             ScheduleKind::OneFOneB
             | ScheduleKind::VerticalSync
             | ScheduleKind::ModelParallel
-            | ScheduleKind::DataParallel => (depth, 1 + delay, depth),
+            | ScheduleKind::DataParallel
+            | ScheduleKind::Interleaved => (depth, 1 + delay, depth),
             ScheduleKind::TwoBw => (2, 1 + delay, depth),
             ScheduleKind::OneFOneBFlush => (1, 1, depth.min(own)),
             ScheduleKind::Gpipe => (1, 1, own),
@@ -92,7 +93,10 @@ impl Pace {
             .max();
         let in_flight = in_flight.unwrap_or(1).max(1);
         let least = match kind {
-            ScheduleKind::OneFOneB | ScheduleKind::ModelParallel | ScheduleKind::DataParallel => 0,
+            ScheduleKind::OneFOneB
+            | ScheduleKind::ModelParallel
+            | ScheduleKind::DataParallel
+            | ScheduleKind::Interleaved => 0,
             ScheduleKind::VerticalSync => rounds,
             ScheduleKind::TwoBw => in_flight.div_ceil(rounds).saturating_mul(rounds),
             ScheduleKind::OneFOneBFlush | ScheduleKind::Gpipe => {
@@ -151,9 +155,10 @@ impl Pace {
     #[must_use]
     pub fn lag(self, stages: &[StageShape], stage: usize) -> usize {
         match self.kind {
-            ScheduleKind::OneFOneB | ScheduleKind::ModelParallel | ScheduleKind::DataParallel => {
-                stages[stage].depth + stages[stage].delay
-            }
+            ScheduleKind::OneFOneB
+            | ScheduleKind::ModelParallel
+            | ScheduleKind::DataParallel
+            | ScheduleKind::Interleaved => stages[stage].depth + stages[stage].delay,
             // The first minibatch of a round finds the steps done that were due before the K - 1 rounds of replicas
             // which its worker has in flight, for the stage of which that is most.
             ScheduleKind::VerticalSync => {

@@ -8,6 +8,7 @@
 #[cfg(test)]
 mod brute;
 mod downsets;
+pub mod free;
 pub mod hierarchy;
 mod ilp;
 pub mod servers;
