@@ -23,7 +23,11 @@ pub fn table(plan: &Plan, formula: Formula) -> String {
     let _ = writeln!(
         text,
         "Plan {}{} on {} of {}: {} samples/s ({} per minibatch of {})\n",
-        replicas.join("-"),
+        if plan.schedule == ScheduleKind::Interleaved {
+            "of free pieces".to_owned()
+        } else {
+            replicas.join("-")
+        },
         schedule(plan),
         count(plan.workers, "worker"),
         cluster_line(&plan.cluster),
@@ -57,6 +61,12 @@ pub fn table(plan: &Plan, formula: Formula) -> String {
 fn schedule(plan: &Plan) -> String {
     match (plan.schedule, plan.microbatches) {
         (ScheduleKind::OneFOneB, _) => String::new(),
+        (ScheduleKind::Interleaved, _) => {
+            format!(
+                " ({}, several on a worker)",
+                count(plan.stages.len(), "stage")
+            )
+        }
         (kind, None) => format!(" ({kind})"),
         (kind, Some(count)) if plan.pace().flushes() => {
             format!(" ({kind}, batches of {count} microbatches)")
@@ -135,6 +145,13 @@ fn stage_table(plan: &Plan) -> String {
             show_bytes(stage.memory_bytes as f64),
         ]);
     }
+    if plan.schedule == ScheduleKind::Interleaved {
+        rows[0].push("worker".to_owned());
+        for (row, stage) in rows[1..].iter_mut().zip(&plan.stages) {
+            let workers: Vec<String> = stage.workers.iter().map(ToString::to_string).collect();
+            row.push(workers.join(", "));
+        }
+    }
     if !plan.cluster.servers.is_empty() {
         rows[0].push("  on".to_owned());
         for (row, stage) in rows[1..].iter_mut().zip(&plan.stages) {
@@ -211,7 +228,9 @@ fn verdict(plan: &Plan, formula: Formula) -> String {
         )
     };
     let _ = writeln!(text, "Proof       {proof}");
-    if formula == Formula::Ours {
+    if plan.schedule == ScheduleKind::Interleaved {
+        // Its stall says why nothing is simulated.
+    } else if formula == Formula::Ours {
         let above = plan.period_s / plan.bottleneck_s.max(f64::MIN_POSITIVE) - 1.0;
         let _ = writeln!(
             text,

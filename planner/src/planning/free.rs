@@ -96,6 +96,8 @@ pub fn plan_freely(
             compute_s: e.loads.compute,
             sync_s: 0.0,
             traffic_s: e.loads.traffic,
+            sent_bytes: e.sums.traffic.sent(),
+            received_bytes: e.sums.traffic.received(),
             parameter_bytes: e.sums.parameters as u64,
             stash_bytes: e.sums.stash as u64,
             memory_bytes: costs.sums[*device].memory(1, devices, 0).ceil() as u64,
