@@ -84,11 +84,7 @@ pub struct Choice {
 #[must_use]
 pub fn round_trips(evaluation: &Evaluation, machine: &Machine) -> Vec<f64> {
     let mut trips = vec![0.0f64; evaluation.stages.len()];
-    for (stage, e) in evaluation.stages.iter().enumerate().rev() {
-        let traffic = e.sums.traffic;
-        let bytes = traffic.sent() + traffic.received();
-        let own = e.sums.forward + e.sums.backward + machine.message_s_per_byte * bytes;
-        let own = own / evaluation.fastest(stage);
+    for stage in (0..trips.len()).rev() {
         let behind = evaluation
             .links
             .iter()
@@ -99,9 +95,17 @@ pub fn round_trips(evaluation: &Evaluation, machine: &Machine) -> Vec<f64> {
                 there_and_back + 2.0 * machine.latency + trips[l.to]
             })
             .fold(0.0, f64::max);
-        trips[stage] = own + behind;
+        trips[stage] = own_seconds(evaluation, stage, machine) + behind;
     }
     trips
+}
+
+/// Seconds of a forward and a backward on the fastest device that the stage uses.
+fn own_seconds(evaluation: &Evaluation, stage: usize, machine: &Machine) -> f64 {
+    let sums = &evaluation.stages[stage].sums;
+    let bytes = sums.traffic.sent() + sums.traffic.received();
+    let own = sums.forward + sums.backward + machine.message_s_per_byte * bytes;
+    own / evaluation.fastest(stage)
 }
 
 /// Seconds that a minibatch takes at least from the first stage's forward to a stage's, and from that stage's backward
@@ -191,6 +195,15 @@ pub fn bounds(
                 seconds: (before + ring + step) / minibatches,
                 cause: Cause::AllReduce { stage },
             });
+            if pace.has_own_rounds() {
+                // Between a step and the one d + 1 rounds behind it a replica runs at least a forward and a backward,
+                // and behind them waits for the all-reduce, however many minibatches are in flight.
+                let rounds = (1 + shape.delay) as f64;
+                bounds.push(Bound {
+                    seconds: (own_seconds(evaluation, stage, machine) + ring + step) / (r * rounds),
+                    cause: Cause::AllReduce { stage },
+                });
+            }
         }
     }
     bounds
@@ -254,13 +267,84 @@ pub fn choose(
         simulated.push((candidate, prediction));
     }
     // The shallowest of those that are about as fast as the fastest.
-    let (candidate, prediction) = simulated
-        .into_iter()
+    let shallow = simulated
+        .iter()
         .filter(|(_, prediction)| prediction.period <= least * (1.0 + WORTH))
-        .min_by_key(|(candidate, _)| *candidate)
+        .map(|&(candidate, _)| candidate)
+        .min()
         .ok_or(SimulationError::Stuck)?;
-    let (pace, shapes) = candidates.swap_remove(candidate);
+    // Stages that wait for each other's all-reduce may do better where only some of them let it lag.
+    let deepest = simulated.iter().map(|&(candidate, _)| candidate).max();
+    let mut best: Option<(Pace, Vec<StageShape>, Prediction)> = None;
+    for start in [Some(shallow), deepest.filter(|&deepest| deepest != shallow)] {
+        let Some((at, prediction)) = start.and_then(|s| simulated.iter().find(|(c, _)| *c == s))
+        else {
+            continue;
+        };
+        let (pace, shapes) = candidates[*at].clone();
+        let start = (shapes, prediction.clone());
+        let found = mix_delays(
+            evaluation,
+            machine,
+            (pace, memory),
+            start,
+            (goal, &mut left),
+        );
+        if found.1.period <= goal {
+            let (shapes, prediction) = trim(evaluation, machine, pace, found, (goal, left));
+            return Ok(explain(evaluation, machine, pace, shapes, prediction));
+        }
+        let faster =
+            |(_, _, best): &(_, _, Prediction)| found.1.period < best.period * (1.0 - WORTH);
+        if best.as_ref().is_none_or(faster) {
+            best = Some((pace, found.0, found.1));
+        }
+    }
+    let (pace, shapes, prediction) = best.ok_or(SimulationError::Stuck)?;
     Ok(explain(evaluation, machine, pace, shapes, prediction))
+}
+
+/// Turns the delay of one replicated stage after the other round while that makes the pipeline faster and fits the
+/// memory, until the goal is reached or no operations are left to simulate.
+fn mix_delays(
+    evaluation: &Evaluation,
+    machine: &Machine,
+    (pace, memory): (Pace, f64),
+    start: (Vec<StageShape>, Prediction),
+    (goal, left): (f64, &mut usize),
+) -> (Vec<StageShape>, Prediction) {
+    let (mut shapes, mut prediction) = start;
+    if !prediction.simulated || pace.kind != ScheduleKind::OneFOneB {
+        return (shapes, prediction);
+    }
+    let mut changed = true;
+    while std::mem::take(&mut changed) {
+        for stage in 0..shapes.len() {
+            if *left == 0 || prediction.period <= goal {
+                return (shapes, prediction);
+            }
+            if shapes[stage].replicas == 1 {
+                continue;
+            }
+            let mut other = shapes.clone();
+            other[stage].delay = 1 - other[stage].delay;
+            let e = &evaluation.stages[stage];
+            let needed = e.sums.memory_of(e.replicas, pace.holding(&other, stage));
+            let hopeless = bound(evaluation, pace, &other, machine) >= prediction.period;
+            if needed > memory.min(e.worst.memory) || hopeless {
+                continue;
+            }
+            let Ok(result) = predict(evaluation, pace, &other, machine) else {
+                continue;
+            };
+            *left = left.saturating_sub(result.operations);
+            if result.period < prediction.period * (1.0 - WORTH) {
+                (shapes, prediction) = (other, result);
+                changed = true;
+            }
+        }
+    }
+    (shapes, prediction)
 }
 
 /// The largest bound on the period that these shapes impose.

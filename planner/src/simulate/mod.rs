@@ -227,7 +227,7 @@ fn summary(
 mod tests {
     use proptest::prelude::*;
 
-    use super::depth::{Course, bounds, choose};
+    use super::depth::{CLOSE_ENOUGH, Cause, Course, bounds, choose};
     use super::*;
     use crate::cost::Partition;
     use crate::graph::LayerGraph;
@@ -337,6 +337,20 @@ mod tests {
         }
 
         #[test]
+        fn where_depth_is_free_the_period_is_its_bound((evaluation, machine) in pipelines()) {
+            let choice = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
+            let bound = depth::bound(&evaluation, PACE, &choice.shapes, &machine);
+            let ratio = choice.prediction.period / bound;
+            // About one in a hundred of such pipelines has several all-reduces that wait for each other, and says so.
+            let replicated = choice.shapes.iter().any(|s| s.replicas > 1);
+            if replicated && choice.cause == Cause::Waiting {
+                prop_assert!(ratio <= 1.5, "{} times {} for {:?}", ratio, bound, choice.shapes);
+            } else {
+                prop_assert!(ratio <= 1.0 + CLOSE_ENOUGH, "{} times {} for {:?}", ratio, bound, choice.shapes);
+            }
+        }
+
+        #[test]
         fn depths_stay_within_memory_and_never_slow_a_plan((evaluation, machine) in pipelines()) {
             let replicas: Vec<usize> = evaluation.stages.iter().map(|s| s.replicas).collect();
             let free = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
@@ -350,6 +364,45 @@ mod tests {
             let memory = shallow.memory.iter().copied().fold(0.0, f64::max);
             let tight = choose(&evaluation, &machine, Course::default(), memory).unwrap();
             prop_assert!(tight.prediction.memory.iter().all(|&m| m <= memory));
+        }
+    }
+
+    /// Stages of the same load on each device, with transfers of half a stage's time where links are slow.
+    #[test]
+    fn uneven_plans_and_slow_links_come_within_two_percent_of_the_bottleneck() {
+        let plans: [&[usize]; 6] = [
+            &[1, 15],
+            &[15, 1],
+            &[9, 5, 1, 1],
+            &[2, 3],
+            &[2, 1, 1],
+            &[1, 1, 1, 1],
+        ];
+        for replicas in plans {
+            for transfer in [0.0, 0.5] {
+                let stages = replicas.len();
+                let ms: Vec<f64> = replicas.iter().map(|&r| 6.0 * r as f64).collect();
+                // At 1 MB/s a kilobyte takes a millisecond.
+                let edges = vec![(6000.0 * transfer) as u64; stages - 1];
+                let profile = testing::chain(&ms, &vec![10; stages], &edges);
+                let machine = Machine {
+                    bandwidth: 1e6,
+                    latency: 0.0,
+                    message_s_per_byte: 0.0,
+                    reduce_s_per_byte: 0.0,
+                    round: None,
+                };
+                let layers = (0..stages).map(|i| i..i + 1).collect();
+                let partition = Partition::new(layers, replicas.to_vec());
+                let evaluation = Evaluation::new(&LayerGraph::new(&profile), &partition, &machine);
+                let choice =
+                    choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
+                let ratio = choice.prediction.period / evaluation.bottleneck;
+                assert!(
+                    ratio <= 1.0 + CLOSE_ENOUGH,
+                    "{replicas:?}, transfers of {transfer}: {ratio}"
+                );
+            }
         }
     }
 }
