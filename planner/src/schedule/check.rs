@@ -360,6 +360,23 @@ mod tests {
     }
 
     #[test]
+    fn gpipe_with_a_backward_between_the_forwards_is_noticed() {
+        let shapes = [shape(1, 2), shape(1, 1)];
+        let link = StageLink {
+            from: 0,
+            to: 1,
+            gradient: true,
+        };
+        let pace = |kind| Pace::new(kind, &shapes, Some(4)).unwrap();
+        let flushed = pace(ScheduleKind::OneFOneBFlush);
+        let mut schedule = Schedule::new(flushed, &shapes, &[link], 8).unwrap();
+        assert_eq!(schedule.check(), Ok(()));
+        schedule.pace = pace(ScheduleKind::Gpipe);
+        let error = schedule.check().unwrap_err();
+        assert!(error.to_string().contains("all forwards"), "{error}");
+    }
+
+    #[test]
     fn a_warm_up_that_upstream_cannot_feed_is_a_deadlock() {
         // Stage 1 wants three forwards before its first backward, stage 0 admits two.
         let error = pair(shape(1, 2), shape(1, 3)).check().unwrap_err();

@@ -164,6 +164,11 @@ impl<'a> List<'a> {
                     version == self.version(minibatch),
                     "a backward reads the version that its forward read",
                 )?;
+                require(
+                    self.schedule.pace.kind != ScheduleKind::Gpipe
+                        || self.has_forwards_beside(minibatch),
+                    "all forwards of a batch come before its backwards",
+                )?;
                 self.compute(GRADIENTS)?;
                 self.backwards += 1;
                 Ok(())
@@ -208,6 +213,14 @@ impl<'a> List<'a> {
         let done = |minibatch| pace.round_of(shape, minibatch) > round;
         round < pace.rounds(shape, self.schedule.minibatches)
             && self.minibatch(self.backwards).is_none_or(done)
+    }
+
+    /// Whether the replica is through with the forwards of all its minibatches in the round of this one.
+    fn has_forwards_beside(&self, minibatch: usize) -> bool {
+        let pace = self.schedule.pace;
+        let shape = &self.schedule.stages[self.stage()];
+        let next = self.minibatch(self.forwards);
+        next.is_none_or(|next| pace.round_of(shape, next) > pace.round_of(shape, minibatch))
     }
 
     fn is_peer(&self, stage: usize, minibatch: usize, peer: usize) -> bool {
