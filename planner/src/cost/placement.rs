@@ -28,7 +28,7 @@ pub struct Fabric {
 pub struct Placement {
     /// The servers.
     pub fabric: Fabric,
-    /// n[i][v]: replicas of stage i on slot v.
+    /// `n[i][v]`: replicas of stage i on slot v.
     pub counts: Vec<Vec<usize>>,
 }
 

@@ -11,7 +11,7 @@ use crate::schedule::{Op, Schedule};
 /// Carries out a schedule.
 ///
 /// A message occupies its sender's link, the network cards of two servers and its receiver's link for bytes / bandwidth
-/// each ([`Ways`]), cut through, first come first served, and arrives a latency later. An all-reduce is a ring of 2(r-1)
+/// each, cut through, first come first served, and arrives a latency later. An all-reduce is a ring of 2(r-1)
 /// such messages per replica, so that activations pass between its chunks; long rings send several chunks as one message.
 /// The core's share of communication is added to the operation that causes it.
 ///

@@ -1,6 +1,6 @@
 //! Plans for servers whose devices share a network card: which stages, how many replicas, on which devices.
 //!
-//! [`labels`] answers whether there is a plan within a bottleneck; here the smallest such bottleneck is looked for, by
+//! `labels` answers whether there is a plan within a bottleneck; here the smallest such bottleneck is looked for, by
 //! bisection from what no plan can beat, first with the most promising placements only, then with all of them as far
 //! as a fixed amount of work goes. What that proves is said: if nothing was left out below the plan that was found, it
 //! is optimal; else the largest bottleneck below which nothing was left out is a bound.
