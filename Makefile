@@ -40,7 +40,8 @@ check: setup ## formatting, lints, tests, documentation: what every commit passe
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 .PHONY: bench
-bench: setup ## training steps on one core against PyTorch's, in turns; installs PyTorch into .venv if need be
+bench: setup ## planning against the paper's plain recurrence, training steps on one core against PyTorch's (installed into .venv if need be)
+	cargo bench --quiet --locked --package planner --bench recurrence --bench simulation
 	@bench/run
 
 .PHONY: results

@@ -2,6 +2,8 @@
 //!
 //! Chains of random layers, seconds for the search alone and for the whole plan with its baselines and simulations.
 
+mod chains;
+
 use std::time::Instant;
 
 use planner::cost::interval::SkipCount;
@@ -9,68 +11,9 @@ use planner::cost::{Formula, Machine};
 use planner::graph::LayerGraph;
 use planner::plan::Cluster;
 use planner::planning::{Course, Recompute, Request, Scope, Solver, plan};
-use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA, Profile};
 use planner::solve::{Limits, Problem, dynamic_program, ilp};
 
-/// A linear congruential generator (Knuth's MMIX constants): the same layers on every machine.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
-fn file(name: &str) -> FileRef {
-    FileRef {
-        file: name.to_owned(),
-        sha256: "0".repeat(64),
-    }
-}
-
-fn chain(layers: usize) -> Profile {
-    let mut random = Random(1);
-    let layer = |i: usize, random: &mut Random| {
-        let forward_ms = 0.1 + random.below(1000) as f64 / 500.0;
-        LayerProfile {
-            name: format!("layer{i}"),
-            kind: "Gemm".to_owned(),
-            forward_ms,
-            backward_ms: 2.0 * forward_ms,
-            parameter_bytes: random.below(20_000_000),
-            stash_bytes: random.below(10_000_000),
-            ..LayerProfile::default()
-        }
-    };
-    let layers: Vec<LayerProfile> = (0..layers).map(|i| layer(i, &mut random)).collect();
-    let edges = (1..layers.len())
-        .map(|i| Edge {
-            from: layers[i - 1].name.clone(),
-            to: layers[i].name.clone(),
-            tensor: format!("tensor{i}"),
-            bytes: random.below(5_000_000),
-            gradient: true,
-        })
-        .collect();
-    Profile {
-        schema: PROFILE_SCHEMA.to_owned(),
-        model: file("random.onnx"),
-        device: "none".to_owned(),
-        batch_size: 32,
-        threads: 1,
-        optimizer: None,
-        layers,
-        edges,
-        tied: Vec::new(),
-        whole_step_ms: None,
-        whole_step_samples_ms: Vec::new(),
-        communication_s_per_byte: 0.0,
-    }
-}
+use chains::{chain, file};
 
 fn main() {
     println!("layers  devices  memory    search dp    search ilp    whole plan");
