@@ -1,5 +1,7 @@
 //! The sums of every run of consecutive layers, computed once so that solvers can ask for any of them.
 
+use std::sync::OnceLock;
+
 use super::stage::StageSums;
 use crate::graph::LayerGraph;
 
@@ -16,71 +18,95 @@ pub enum SkipCount {
 
 /// Sums of all intervals `[start, end)` between two places: those of the execution order, or others
 /// ([`IntervalTable::of_places`]).
+///
+/// The intervals of the execution order are summed when one from their start is first asked for: a search among
+/// thousands of layers passes most starts over, and all rows would take gigabytes.
 #[derive(Clone, Debug)]
 pub struct IntervalTable {
-    /// Intervals at most: one less than the places.
-    layers: usize,
     /// For each start the ends to which a stage leads, ascending.
-    rows: Vec<Vec<(u32, StageSums)>>,
-    /// Whether an interval holds all that lies between its places: then a longer one has more work.
-    nested: bool,
+    rows: Vec<OnceLock<Row>>,
+    /// Where rows that were not asked for yet come from.
+    runs: Option<Runs>,
 }
 
-impl IntervalTable {
-    /// Time and space O(layers^2 + layers * edges).
-    #[must_use]
-    pub fn new(graph: &LayerGraph, skips: SkipCount) -> Self {
-        let layers = graph.len();
-        let tensors = graph.tensors();
-        let mut made_by: Vec<Vec<usize>> = vec![Vec::new(); layers];
-        let mut read_by: Vec<Vec<usize>> = vec![Vec::new(); layers];
-        for (t, tensor) in tensors.iter().enumerate() {
+/// Ends and sums of the intervals from one start.
+type Row = Vec<(u32, StageSums)>;
+
+/// What the intervals of an execution order are summed from.
+#[derive(Clone, Debug)]
+struct Runs {
+    graph: LayerGraph,
+    skips: SkipCount,
+    /// For each layer the tensors that it makes and those that it reads.
+    made_by: Vec<Vec<usize>>,
+    read_by: Vec<Vec<usize>>,
+}
+
+impl Runs {
+    fn new(graph: &LayerGraph, skips: SkipCount) -> Self {
+        let mut made_by: Vec<Vec<usize>> = vec![Vec::new(); graph.len()];
+        let mut read_by: Vec<Vec<usize>> = vec![Vec::new(); graph.len()];
+        for (t, tensor) in graph.tensors().iter().enumerate() {
             made_by[tensor.producer].push(t);
             for &reader in &tensor.readers {
                 read_by[reader].push(t);
             }
         }
-        let mut rows = Vec::with_capacity(layers);
-        for start in 0..layers {
-            let mut row = Vec::with_capacity(layers - start);
-            let mut interval = StageSums::default();
-            // Readers behind the interval of each tensor made in it. Sizes are whole numbers of bytes below 2^53,
-            // so that adding and taking away again is exact.
-            let mut behind = vec![0; tensors.len()];
-            let mut received = vec![false; tensors.len()];
-            for end in start..layers {
-                interval.add(graph.layer(end));
-                for &t in &read_by[end] {
-                    if tensors[t].producer < start {
-                        if !std::mem::replace(&mut received[t], true) {
-                            interval.traffic.input += tensors[t].bytes;
-                            interval.traffic.input_gradient += tensors[t].gradient_bytes();
-                        }
-                    } else {
-                        behind[t] -= 1;
-                        if behind[t] == 0 || skips == SkipCount::PerReader {
-                            interval.traffic.output -= tensors[t].bytes;
-                            interval.traffic.output_gradient -= tensors[t].gradient_bytes();
-                        }
+        Self {
+            graph: graph.clone(),
+            skips,
+            made_by,
+            read_by,
+        }
+    }
+
+    /// Time O(layers + edges).
+    fn row(&self, start: usize) -> Row {
+        let (layers, tensors) = (self.graph.len(), self.graph.tensors());
+        let mut row = Vec::with_capacity(layers - start);
+        let mut interval = StageSums::default();
+        // Readers behind the interval of each tensor made in it. Sizes are whole numbers of bytes below 2^53,
+        // so that adding and taking away again is exact.
+        let mut behind = vec![0; tensors.len()];
+        let mut received = vec![false; tensors.len()];
+        for end in start..layers {
+            interval.add(self.graph.layer(end));
+            for &t in &self.read_by[end] {
+                if tensors[t].producer < start {
+                    if !std::mem::replace(&mut received[t], true) {
+                        interval.traffic.input += tensors[t].bytes;
+                        interval.traffic.input_gradient += tensors[t].gradient_bytes();
+                    }
+                } else {
+                    behind[t] -= 1;
+                    if behind[t] == 0 || self.skips == SkipCount::PerReader {
+                        interval.traffic.output -= tensors[t].bytes;
+                        interval.traffic.output_gradient -= tensors[t].gradient_bytes();
                     }
                 }
-                for &t in &made_by[end] {
-                    behind[t] = tensors[t].readers.len();
-                    let stages = match skips {
-                        SkipCount::Once => 1.0,
-                        SkipCount::PerReader => behind[t] as f64,
-                    };
-                    interval.traffic.output += stages * tensors[t].bytes;
-                    interval.traffic.output_gradient += stages * tensors[t].gradient_bytes();
-                }
-                row.push((end as u32 + 1, interval));
             }
-            rows.push(row);
+            for &t in &self.made_by[end] {
+                behind[t] = tensors[t].readers.len();
+                let stages = match self.skips {
+                    SkipCount::Once => 1.0,
+                    SkipCount::PerReader => behind[t] as f64,
+                };
+                interval.traffic.output += stages * tensors[t].bytes;
+                interval.traffic.output_gradient += stages * tensors[t].gradient_bytes();
+            }
+            row.push((end as u32 + 1, interval));
         }
+        row
+    }
+}
+
+impl IntervalTable {
+    /// Time and space O(layers + edges) for each start that is asked for, and once for the table.
+    #[must_use]
+    pub fn new(graph: &LayerGraph, skips: SkipCount) -> Self {
         Self {
-            layers,
-            rows,
-            nested: true,
+            rows: vec![OnceLock::new(); graph.len()],
+            runs: Some(Runs::new(graph, skips)),
         }
     }
 
@@ -89,36 +115,54 @@ impl IntervalTable {
     #[must_use]
     pub fn of_places(rows: Vec<Vec<(u32, StageSums)>>) -> Self {
         Self {
-            layers: rows.len(),
-            rows,
-            nested: false,
+            rows: rows.into_iter().map(OnceLock::from).collect(),
+            runs: None,
         }
     }
 
-    /// Whether an interval from the same start to a higher end always has more work.
+    fn row(&self, start: usize) -> &Row {
+        self.rows[start].get_or_init(|| {
+            let runs = self.runs.as_ref();
+            runs.map_or_else(Vec::new, |runs| runs.row(start))
+        })
+    }
+
+    /// The sums of each layer by itself, without its traffic; none if the places are not those of an execution order.
+    pub fn alone(&self) -> Option<impl DoubleEndedIterator<Item = StageSums> + '_> {
+        self.runs.as_ref().map(|runs| {
+            runs.graph.layers().map(|layer| {
+                let mut sums = StageSums::default();
+                sums.add(layer);
+                sums
+            })
+        })
+    }
+
+    /// Whether an interval holds all that lies between its places: then one from the same start to a higher end has
+    /// more work.
     #[must_use]
     pub fn is_nested(&self) -> bool {
-        self.nested
+        self.runs.is_some()
     }
 
     /// Number of layers, or of the places behind the first.
     #[must_use]
     pub fn layers(&self) -> usize {
-        self.layers
+        self.rows.len()
     }
 
     /// The stages that begin at a place: their ends, ascending, and their sums.
     pub fn stages_from(&self, start: usize) -> impl Iterator<Item = (usize, &StageSums)> {
-        let row = self.rows[start].iter();
+        let row = self.row(start).iter();
         row.map(|(end, sums)| (*end as usize, sums))
     }
 
     /// Sums of the stage `start..end`, which must not be empty; none if there is no such stage.
     #[must_use]
     pub fn find(&self, start: usize, end: usize) -> Option<&StageSums> {
-        debug_assert!(start < end && end <= self.layers);
-        let row = &self.rows[start];
-        let place = if row.len() == self.layers - start {
+        debug_assert!(start < end && end <= self.layers());
+        let row = self.row(start);
+        let place = if row.len() == self.layers() - start {
             end - start - 1
         } else {
             row.binary_search_by_key(&end, |(other, _)| *other as usize)

@@ -31,14 +31,26 @@ impl Suffix {
     }
 }
 
+/// Multiples of the work bound from which the search begins if they are possible. The closer to the bound, the fewer
+/// starts are looked at.
+const BEGINNINGS: [f64; 2] = [1.0 + 1.0 / 64.0, 1.25];
+
 /// The smallest bottleneck; ties go to the fewest devices, then the fewest stages, then the least memory.
 ///
 /// None if no partition fits the memory.
 #[must_use]
 pub fn solve(problem: &Problem) -> Option<Solution> {
-    let mut best = decide(problem, f64::INFINITY, problem.memory)?;
     // Below `low` nothing is possible.
     let mut low = problem.work_bound();
+    let beginnings = BEGINNINGS.map(|multiple| low * multiple);
+    let mut beginnings = beginnings.into_iter().chain([f64::INFINITY]);
+    let mut best = beginnings.find_map(|threshold| {
+        let found = decide(problem, threshold, problem.memory);
+        if found.is_none() {
+            low = threshold;
+        }
+        found
+    })?;
     while best.bottleneck > low * (1.0 + 1e-6) {
         let middle = f64::midpoint(low, best.bottleneck);
         match decide(problem, middle, problem.memory) {
@@ -112,6 +124,7 @@ fn fullest(problem: &Problem, partition: Partition) -> LeastMemory {
 /// The partition with the fewest devices whose loads stay within `threshold`; none if it takes too many.
 fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
     let layers = problem.layers();
+    let around = Around::new(problem, threshold);
     let mut suffixes: Vec<Option<Suffix>> = vec![None; layers + 1];
     suffixes[layers] = Some(Suffix {
         devices: 0,
@@ -122,6 +135,11 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
         recompute: false,
     });
     for start in (0..layers).rev() {
+        // Devices that the layers before leave.
+        let left = problem.devices.saturating_sub(around.before(start));
+        if around.behind(start) > left {
+            continue;
+        }
         let mut best: Option<Suffix> = None;
         for (end, sums) in problem.table.stages_from(start) {
             let rest = &suffixes[end];
@@ -134,7 +152,7 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
                 continue;
             }
             let Some(rest) = rest else { continue };
-            let allowed = best.map_or(problem.devices, |b| b.devices);
+            let allowed = best.map_or(left, |b| b.devices);
             if rest.devices + at_least > allowed {
                 continue;
             }
@@ -170,6 +188,58 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
         suffixes[start] = best;
     }
     trace(problem, &suffixes)
+}
+
+/// Devices that the work before and behind each place takes at least, however it is cut into stages.
+///
+/// A place where both together are more than there are begins no stage. The closer the threshold is to the work bound,
+/// the fewer places are left: those where the work before fills whole devices.
+struct Around {
+    threshold: f64,
+    /// Seconds of work before each place, and behind it; empty where that is not known.
+    before: Vec<f64>,
+    behind: Vec<f64>,
+}
+
+impl Around {
+    fn new(problem: &Problem, threshold: f64) -> Self {
+        let alone = problem.table.alone().into_iter().flatten();
+        let work = |sums| problem.formula.work(&sums, &problem.machine);
+        let works: Vec<f64> = alone.map(work).collect();
+        let (mut before, mut behind) = (works.clone(), works);
+        let mut sum = 0.0;
+        for work in &mut before {
+            sum += std::mem::replace(work, sum);
+        }
+        let mut sum = 0.0;
+        for work in behind.iter_mut().rev() {
+            sum += *work;
+            *work = sum;
+        }
+        Self {
+            threshold,
+            before,
+            behind,
+        }
+    }
+
+    fn devices(&self, work: Option<&f64>) -> usize {
+        work.map_or(0, |&work| {
+            if work > 0.0 {
+                replicas_for(work, self.threshold)
+            } else {
+                0
+            }
+        })
+    }
+
+    fn before(&self, place: usize) -> usize {
+        self.devices(self.before.get(place))
+    }
+
+    fn behind(&self, place: usize) -> usize {
+        self.devices(self.behind.get(place))
+    }
 }
 
 /// Replicas below which the work alone exceeds the threshold. Never one too many, despite rounding.
