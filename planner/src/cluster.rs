@@ -84,7 +84,9 @@ pub enum ClusterError {
         name: String,
     },
     /// More devices than anybody has.
-    #[error("the servers have more than {MOST_DEVICES} devices: that is beyond this program")]
+    #[error(
+        "there are more than {MOST_SERVERS} servers or {MOST_DEVICES} devices: that is beyond this program"
+    )]
     TooMany,
     /// Devices, memory or bandwidth of the whole that contradict the servers.
     #[error("`{field}` of the cluster contradicts its servers: make the plan again with dp-plan")]
@@ -96,6 +98,9 @@ pub enum ClusterError {
 
 /// No cluster has more devices.
 pub const MOST_DEVICES: usize = 1_000_000;
+
+/// No cluster has more servers.
+pub const MOST_SERVERS: usize = 10_000;
 
 impl Cluster {
     /// `devices` devices, each behind a link of its own.
@@ -286,6 +291,9 @@ fn slowest_card(servers: &[Server]) -> f64 {
 fn check_servers(servers: &[Server]) -> Result<usize, ClusterError> {
     let mut names = std::collections::HashSet::new();
     let mut devices: usize = 0;
+    if servers.len() > MOST_SERVERS {
+        return Err(ClusterError::TooMany);
+    }
     for server in servers {
         let value = |what, rule| {
             Err(ClusterError::Value {
@@ -294,6 +302,9 @@ fn check_servers(servers: &[Server]) -> Result<usize, ClusterError> {
                 rule,
             })
         };
+        if server.name.is_empty() {
+            return value("its name", "there");
+        }
         if !names.insert(server.name.as_str()) {
             return Err(ClusterError::Duplicate {
                 name: server.name.clone(),

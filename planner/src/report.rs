@@ -69,7 +69,7 @@ fn schedule(plan: &Plan) -> String {
         }
         (kind, None) => format!(" ({kind})"),
         (kind, Some(count)) if plan.pace().flushes() => {
-            format!(" ({kind}, batches of {count} microbatches)")
+            format!(" ({kind}, microbatches per batch: {count})")
         }
         (kind, Some(count)) => format!(" ({kind}, a step every {count} minibatches)"),
     }

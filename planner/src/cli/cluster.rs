@@ -113,6 +113,11 @@ pub(super) fn cluster(arguments: &Arguments) -> Result<Cluster, CliError> {
         (Some(per_server), Some(inner)) => {
             // Where devices are swept, one full server shows what the others are like.
             let devices = arguments.gpus.unwrap_or(per_server);
+            if devices.div_ceil(per_server) > crate::cluster::MOST_SERVERS {
+                return Err(CliError::Usage(
+                    "--gpus over --gpus-per-server makes more than 10000 servers: that is beyond this program",
+                ));
+            }
             Cluster::uniform(devices, per_server, bandwidth, inner, memory)
         }
         // What is not given is swept.
@@ -145,7 +150,7 @@ fn parse(file: &str, text: &str) -> Result<Cluster, ClusterFileError> {
         let names = match (&entry.name, &entry.names, entry.count) {
             (Some(name), None, None) => vec![name.clone()],
             (None, Some(names), None) => names.clone(),
-            (None, None, count) => (0..count.unwrap_or(1).min(crate::cluster::MOST_DEVICES))
+            (None, None, count) => (0..count.unwrap_or(1).min(crate::cluster::MOST_SERVERS + 1))
                 .map(|more| (servers.len() + more).to_string())
                 .collect(),
             _ => {

@@ -4,6 +4,7 @@
 //! Minibatch m goes from replica m mod r_s of stage s to replica m mod r_t of stage t: over lcm(r_s, r_t) minibatches
 //! every pair that can meet meets once, and those that are in different servers load both cards.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::evaluate::LinkBytes;
@@ -119,18 +120,20 @@ impl Fabric {
     /// For each server the first one that has the same devices, links and card.
     #[must_use]
     pub fn classes(&self) -> Vec<usize> {
-        let slots = self.slots_of_servers();
-        let kinds = |server: usize| {
-            let slots = self.slots[slots[server].clone()].iter();
-            slots.map(|slot| (slot.count, slot.speed, slot.memory))
-        };
-        let alike = |a: usize, b: usize| {
-            self.cards[a] == self.cards[b]
-                && self.inner[a] == self.inner[b]
-                && kinds(a).eq(kinds(b))
-        };
-        let first = |server| (0..server).find(|&other| alike(other, server));
-        let classes = (0..self.servers()).map(|server| first(server).unwrap_or(server));
+        let mut first: HashMap<Vec<u64>, usize> = HashMap::new();
+        let slots = self.slots_of_servers().into_iter().enumerate();
+        let classes = slots.map(|(server, slots)| {
+            // Bit for bit: what is not the same number is taken for different.
+            let mut key = vec![self.cards[server].to_bits(), self.inner[server].to_bits()];
+            for slot in &self.slots[slots] {
+                key.extend([
+                    slot.count as u64,
+                    slot.speed.to_bits(),
+                    slot.memory.to_bits(),
+                ]);
+            }
+            *first.entry(key).or_insert(server)
+        });
         classes.collect()
     }
 

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use super::labels::{Label, Run, Servers};
 
+/// Servers before one that are looked at for one that is alike.
+const NEAREST: usize = 16;
+
 /// A label and its servers in the order in which it is compared with others.
 struct Kept {
     label: usize,
@@ -23,7 +26,7 @@ impl Run<'_, '_> {
             let (sends, order) = self.sends(label, &receivers);
             let others = alike.entry(sends).or_default();
             // Comparing is work too, though less than trying.
-            *self.budget = self.budget.saturating_sub(others.len() / 16);
+            *self.budget = self.budget.saturating_sub(others.len() * self.size / 16);
             let new = Kept { label, order };
             if others.iter().any(|other| self.no_worse(other, &new)) {
                 continue;
@@ -128,7 +131,7 @@ impl Run<'_, '_> {
                     && label.cards[v] == label.cards[w]
                     && stages.all(|&s| self.labels[s].counts[x] == self.labels[s].counts[y])
             };
-            let before = (0..w).rev().find(same);
+            let before = (0..w).rev().take(NEAREST).find(same);
             limits[y] = before.map(|v| self.slots_of[v].start);
         }
         limits

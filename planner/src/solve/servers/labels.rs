@@ -125,6 +125,8 @@ pub(super) struct Run<'a, 'b> {
     pub(super) effort: Effort,
     pub(super) budget: &'b mut usize,
     pub(super) complete: bool,
+    /// What a placement takes of the budget: more where it has to be told for many servers.
+    pub(super) size: usize,
     fastest: f64,
     largest_memory: f64,
     fastest_link: f64,
@@ -152,6 +154,7 @@ impl<'a, 'b> Run<'a, 'b> {
             effort,
             budget,
             complete: true,
+            size: search.fabric.servers().div_ceil(8),
             fastest: largest(&|slot| slots[slot].speed),
             largest_memory: largest(&|slot| slots[slot].memory),
             fastest_link: largest(&|slot| search.fabric.inner[slots[slot].server]),
@@ -446,7 +449,7 @@ impl<'a, 'b> Run<'a, 'b> {
                 self.complete = false;
                 return;
             }
-            *self.budget -= 1;
+            *self.budget = self.budget.saturating_sub(self.size);
             if let Some(longer) = self.longer(label, start, counts, sums, flows) {
                 self.at[start].push(self.labels.len());
                 self.labels.push(longer);
