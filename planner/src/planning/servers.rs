@@ -25,6 +25,15 @@ pub(super) fn search_servers(
     if request.formula != Formula::Ours {
         return packed(space, machine, request, fabric);
     }
+    if let Some(bandwidth) = alone(fabric)
+        && !matches!(request.scope, Scope::Given(_))
+    {
+        let machine = Machine {
+            bandwidth,
+            ..*machine
+        };
+        return packed(space, &machine, request, fabric);
+    }
     let graph = space.graph;
     let relaxed = relaxation(space, machine, request, fabric)?;
     let devices = request.cluster.devices;
@@ -46,9 +55,11 @@ pub(super) fn search_servers(
         };
         return Ok(conclude(placed, relaxed.lower_bound));
     }
-    if let Some(found) = packed_as_fast(&relaxed, machine, fabric, request.keeping()) {
-        return Ok(found);
-    }
+    let packed = packed_relaxation(&relaxed, machine, fabric, request.keeping());
+    let packed = match packed {
+        Some(packed) if packed.proved => return Ok(packed),
+        other => other,
+    };
     let wanted = (&relaxed.graph, &relaxed.partition);
     let found = search_places(
         space,
@@ -58,8 +69,14 @@ pub(super) fn search_servers(
         relaxed.lower_bound,
         Some(wanted),
     );
-    found
-        .ok_or_else(|| nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into())
+    let value = |found: &Found| {
+        let placement = found.placement.as_ref();
+        Evaluation::placed(&found.graph, &found.partition, machine, placement).bottleneck
+    };
+    // What was searched may leave out the one thing that is simple.
+    let best = [found, packed].into_iter().flatten();
+    let best = best.min_by(|a, b| value(a).total_cmp(&value(b)));
+    best.ok_or_else(|| nearest(&relaxed.graph, machine, request, fabric, &relaxed.partition).into())
 }
 
 /// The best plan on devices alike, each on a link of its own, that counts every tensor as often as it is sent.
@@ -145,6 +162,15 @@ fn search_places(
     best.map(|(placed, bound)| conclude(placed, bound))
 }
 
+/// The bandwidth of every device's link if all are alike and each is alone in its server: then nothing is shared.
+fn alone(fabric: &Fabric) -> Option<f64> {
+    let first = &fabric.slots[0];
+    let alike = |slot: &Slot| slot.count == 1 && slot.speed == 1.0 && slot.memory == first.memory;
+    let one_each = fabric.slots.len() == fabric.servers() && fabric.slots.iter().all(alike);
+    let same = fabric.classes().iter().all(|&class| class == 0);
+    (one_each && same).then(|| fabric.cards[0].min(fabric.inner[0]))
+}
+
 /// The best places for the replicas of a partition; none if they do not fit.
 pub(super) fn place(
     graph: &LayerGraph,
@@ -212,9 +238,9 @@ fn relaxation(
     Ok(found)
 }
 
-/// The plan for devices that share no network card, packed onto the servers, if no card or slow device holds it up there:
-/// then nothing is faster.
-fn packed_as_fast(
+/// The plan for devices that share no network card, packed onto the servers. If no card or slow device holds it up there,
+/// nothing is faster. None if it does not fit the memory of the devices that it comes to.
+fn packed_relaxation(
     relaxed: &Found,
     machine: &Machine,
     fabric: &Fabric,
@@ -233,14 +259,13 @@ fn packed_as_fast(
         s.sums.memory_of(s.replicas, holding) <= s.worst.memory
     });
     let bound = relaxed.lower_bound;
-    let as_fast = fits && evaluation.bottleneck <= bound * (1.0 + 1e-9);
-    as_fast.then(|| Found {
+    fits.then(|| Found {
         graph: relaxed.graph.clone(),
         partition: relaxed.partition.clone(),
         placement: Some(placement),
         judged: None,
         lower_bound: bound.min(evaluation.bottleneck),
-        proved: true,
+        proved: evaluation.bottleneck <= bound * (1.0 + 1e-9),
     })
 }
 
