@@ -4,7 +4,7 @@
 //! each other the second is the larger one, and a plan with a slightly larger bottleneck may well be faster: a replica
 //! less, a boundary moved, a device left idle.
 
-use super::search::{Found, Space, search};
+use super::search::{Found, Space, search_quickly};
 use super::{Judged, PlanningError, Request, Scope, judge, neighbours};
 use crate::cost::{Formula, Machine};
 use crate::plan::PassedOver;
@@ -25,6 +25,9 @@ const SLOWER_LINKS: [f64; 2] = [0.75, 0.5];
 
 /// Plans whose simulation takes more operations are left as they are: so many simulations would take long.
 const MOST_OPERATIONS: usize = 200_000;
+
+/// Graphs of more layers are searched once: again would take long.
+const MOST_LAYERS: usize = 500;
 
 /// A plan and how it is judged.
 type Candidate = (Found, Judged);
@@ -96,6 +99,7 @@ fn elsewhere(
     if !request.cluster.servers.is_empty()
         || request.cluster.local
         || request.cluster.devices <= idle
+        || space.graph.len() > MOST_LAYERS
     {
         return Ok(None);
     }
@@ -105,7 +109,7 @@ fn elsewhere(
         bandwidth: machine.bandwidth * share,
         ..*machine
     };
-    match search(space, &slower, &other) {
+    match search_quickly(space, &slower, &other) {
         Ok(found) => {
             let judged = found.judge(machine, request)?;
             Ok(Some((found, judged)))

@@ -181,6 +181,24 @@ pub(super) fn search(
     machine: &Machine,
     request: &Request,
 ) -> Result<Found, PlanningError> {
+    search_with(space, machine, request, true)
+}
+
+/// The same, but where tensors have several readers it is left at bounds.
+pub(super) fn search_quickly(
+    space: &Space,
+    machine: &Machine,
+    request: &Request,
+) -> Result<Found, PlanningError> {
+    search_with(space, machine, request, false)
+}
+
+fn search_with(
+    space: &Space,
+    machine: &Machine,
+    request: &Request,
+    exact: bool,
+) -> Result<Found, PlanningError> {
     let graph = space.graph;
     if released::knows(request) {
         return released::search(space, machine, request);
@@ -270,7 +288,7 @@ pub(super) fn search(
     let bound = bound(first.bottleneck);
     let best =
         best.map(|(_, graph, partition)| conclude(graph, machine, formula, partition, bound));
-    if formula != Formula::Ours || best.as_ref().is_some_and(|best| best.proved) {
+    if formula != Formula::Ours || !exact || best.as_ref().is_some_and(|best| best.proved) {
         return best.ok_or_else(|| {
             nearest.map_or_else(|| unexplained(request.solver), PlanningError::from)
         });

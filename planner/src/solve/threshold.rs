@@ -4,13 +4,13 @@
 //! its memory. Then D(i) = min over the end j of the next stage of D(j) + r(i, j, D(j)), where r is the fewest
 //! replicas that stage i..j needs. Taking the suffix with the fewest devices is never wrong: the stage's depth, and so
 //! its memory, grows with the devices behind it. The loads fall with r from r = 2 on (r = 1 needs no all-reduce and is
-//! tried by itself; SOSP 2019's all-reduce, and that of stages which all step together, rises and bounds r from above), and so does the memory, whether the stage
-//! recomputes or not, so that r is found by bisection: a stage recomputes if only then that few replicas suffice. One decision takes
-//! O(layers^2 log devices), whatever the number of devices; the smallest T with D(0) <= N is found by bisection and
+//! tried by itself; SOSP 2019's all-reduce, and that of stages which all step together, rises and bounds r from
+//! above), and so does the memory, whether the stage recomputes or not, so that r is found by bisection: a stage
+//! recomputes if only then that few replicas suffice. One decision takes O(layers^2 log devices), whatever the number of devices; the smallest T with D(0) <= N is found by bisection and
 //! then walked down from one plan's bottleneck to the next until no smaller one exists: the result is exact.
 
 use super::{Problem, Recompute, Solution};
-use crate::cost::Partition;
+use crate::cost::{Partition, StageSums};
 
 /// The best way to run the layers from some layer on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -157,22 +157,40 @@ fn decide(problem: &Problem, threshold: f64, memory: f64) -> Option<Solution> {
                 continue;
             }
             let room = (allowed - rest.devices).min(problem.most_replicas);
+            let has_room = |sums: &StageSums, replicas| {
+                memory == f64::INFINITY || problem.memory_of(sums, replicas, rest.devices) <= memory
+            };
+            // Whether it has to recompute, if it fits at all. What is too slow without is too slow with it.
             let fitting = |replicas| {
-                let mut ways = problem.recompute.ways(sums);
-                ways.find(|(sums, _)| {
-                    problem.load_of(sums, replicas) <= threshold
-                        && problem.memory_of(sums, replicas, rest.devices) <= memory
-                })
+                if problem.recompute != Recompute::Always {
+                    if problem.load_of(sums, replicas) > threshold {
+                        return None;
+                    }
+                    if has_room(sums, replicas) {
+                        return Some(false);
+                    }
+                }
+                if problem.recompute == Recompute::Never {
+                    return None;
+                }
+                let again = sums.recomputing();
+                let fits =
+                    problem.load_of(&again, replicas) <= threshold && has_room(&again, replicas);
+                fits.then_some(true)
             };
             let fits = |replicas| fitting(replicas).is_some();
             let admits = |r| problem.formula.admits(sums, r, threshold, &problem.machine);
             let Some(replicas) = fewest(at_least, most(room, admits), fits) else {
                 continue;
             };
-            let Some((sums, recompute)) = fitting(replicas) else {
+            let Some(recompute) = fitting(replicas) else {
                 continue;
             };
-            let own = problem.memory_of(&sums, replicas, rest.devices);
+            let own = if recompute {
+                problem.memory_of(&sums.recomputing(), replicas, rest.devices)
+            } else {
+                problem.memory_of(sums, replicas, rest.devices)
+            };
             let candidate = Suffix {
                 devices: rest.devices + replicas,
                 stages: rest.stages + 1,
