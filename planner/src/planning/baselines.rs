@@ -32,24 +32,20 @@ pub(super) fn baselines(
         solver: Solver::Dp,
         ..request.clone()
     };
-    let mut unlimited = straight.clone();
-    unlimited.cluster = unlimited.cluster.with_memory(None);
-    let model_stages = search::search(space, machine, &unlimited)?;
-    let straight = if straight == unlimited {
-        straight_baseline(profile, machine, request, &model_stages, None)?
-    } else {
-        match search::search(space, machine, &straight) {
-            Ok(found) => straight_baseline(profile, machine, request, &found, None)?,
-            Err(PlanningError::Infeasible(miss)) => {
-                let why = Some(miss.to_string());
-                straight_baseline(profile, machine, request, &model_stages, why)?
-            }
-            Err(other) => return Err(other),
+    let (stages, why) = match search::search(space, machine, &straight) {
+        Ok(found) => (found, None),
+        Err(PlanningError::Infeasible(miss)) => {
+            let mut unlimited = straight.clone();
+            unlimited.cluster = unlimited.cluster.with_memory(None);
+            let found = search::search(space, machine, &unlimited)?;
+            (found, Some(miss.to_string()))
         }
+        Err(other) => return Err(other),
     };
+    let straight = straight_baseline(profile, machine, request, &stages, why)?;
     Ok(Baselines {
         data_parallel: data_parallel_baseline(profile, space.graph, machine, request),
-        model_parallel: model_parallel_baseline(profile, machine, request, &model_stages)?,
+        model_parallel: model_parallel_baseline(profile, machine, request, &stages)?,
         straight,
     })
 }

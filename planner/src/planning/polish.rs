@@ -14,8 +14,8 @@ use crate::simulate::depth::CLOSE_ENOUGH;
 const WORTH: f64 = 5e-3;
 
 /// Plans around a plan that are simulated, and how often the best of them takes its place.
-const MOST_TRIED: usize = 8;
-const MOST_MOVES: usize = 4;
+const MOST_TRIED: usize = 4;
+const MOST_MOVES: usize = 3;
 
 /// Devices that are left idle at most to find another plan to begin with.
 const MOST_IDLE: usize = 3;
@@ -24,7 +24,7 @@ const MOST_IDLE: usize = 3;
 const SLOWER_LINKS: [f64; 2] = [0.75, 0.5];
 
 /// Plans whose simulation takes more operations are left as they are: so many simulations would take long.
-const MOST_OPERATIONS: usize = 200_000;
+const MOST_OPERATIONS: usize = 120_000;
 
 /// Graphs of more layers are searched once: again would take long.
 const MOST_LAYERS: usize = 500;

@@ -12,7 +12,7 @@ use crate::schedule::{Keeping, Pace, ScheduleKind, ShapeError, StageShape, noam}
 pub const CLOSE_ENOUGH: f64 = 0.02;
 
 /// Simulated operations after which no other depths are tried: large plans take long to simulate.
-const MOST_OPERATIONS: usize = 1_500_000;
+const MOST_OPERATIONS: usize = 600_000;
 
 /// What is deeper has to be faster by this much to be worth its memory and staleness.
 const WORTH: f64 = 1e-3;
