@@ -1,6 +1,7 @@
 //! What the obvious alternatives give on the same cluster.
 
-use super::search::{Found, Space};
+use super::search::Found;
+use super::space::Space;
 use super::{
     Course, PlanningError, Request, Scope, Solver, gap, memory_limit, released, search, servers,
     throughput,

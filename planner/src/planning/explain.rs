@@ -3,7 +3,8 @@
 use crate::cost::{CardLoad, Evaluation, Formula, Machine, StageEvaluation};
 use crate::graph::LayerGraph;
 use crate::schedule::ScheduleKind;
-use crate::simulate::depth::{CLOSE_ENOUGH, Cause, Choice};
+use crate::simulate::bounds::Cause;
+use crate::simulate::depth::{CLOSE_ENOUGH, Choice};
 use crate::units::{show_bytes, show_time};
 
 /// The resource with the largest load.

@@ -1,6 +1,7 @@
 //! Plans whose layers are placed freely: a device runs several pieces of the model, in turn.
 
-use super::search::{Space, miss, search};
+use super::search::{miss, search};
+use super::space::Space;
 use super::{Course, PlanningError, Request, Scope, baselines, gap, memory_limit, throughput};
 use crate::contract::layer_graph;
 use crate::cost::devices::DeviceCosts;

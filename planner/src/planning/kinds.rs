@@ -1,11 +1,13 @@
 //! The plan for a kind of schedule: which stages are searched, and what is proved of them.
 
 use super::polish::polish;
-use super::search::{Found, Space, miss, search};
+use super::search::{Found, miss, search};
+use super::space::Space;
 use super::{Judged, PlanningError, Request, Scope, baselines, depth, memory_limit, servers};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition};
 use crate::plan::PassedOver;
 use crate::schedule::{Pace, ScheduleKind, StageShape};
+use crate::simulate::bounds::Cause;
 use crate::simulate::{Prediction, predict};
 use crate::solve::Limits;
 
@@ -201,7 +203,7 @@ fn judged(
             pace,
             shapes,
             prediction,
-            cause: depth::Cause::Waiting,
+            cause: Cause::Waiting,
         },
     }
 }

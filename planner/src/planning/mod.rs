@@ -12,6 +12,7 @@ mod polish;
 mod released;
 mod search;
 mod servers;
+mod space;
 mod sweep;
 mod timeline;
 
@@ -185,7 +186,7 @@ pub fn plan(
 ) -> Result<Plan, PlanningError> {
     let graph = layer_graph(profile, &request.together)?;
     let machine = request.machine(profile);
-    let space = search::Space::new(&graph);
+    let space = space::Space::new(&graph);
     let kinds::Answer {
         found,
         judged,

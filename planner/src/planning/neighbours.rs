@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::space::Space;
 use super::{
     PlanningError, Request, Scope, Solver, explain, judge, kinds, memory_limit, planned, released,
     search, servers, throughput,
@@ -263,7 +264,7 @@ fn what_if(
         let larger = cluster.with_memory(Some(memory.saturating_mul(2)));
         change("twice the memory", Some(larger));
     }
-    let space = search::Space::new(graph);
+    let space = Space::new(graph);
     changes
         .into_iter()
         .filter_map(|(change, request)| {

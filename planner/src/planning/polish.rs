@@ -4,7 +4,8 @@
 //! each other the second is the larger one, and a plan with a slightly larger bottleneck may well be faster: a replica
 //! less, a boundary moved, a device left idle.
 
-use super::search::{Found, Space, search_quickly};
+use super::search::{Found, search_quickly};
+use super::space::Space;
 use super::{Judged, PlanningError, Request, Scope, judge, neighbours};
 use crate::cost::{Formula, Machine};
 use crate::plan::PassedOver;

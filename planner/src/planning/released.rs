@@ -1,6 +1,7 @@
 //! Plans under the released optimizer's formula where that knows more than a flat cluster: servers, or activations.
 
-use super::search::{Found, Solver, Space};
+use super::search::{Found, Solver};
+use super::space::Space;
 use super::{PlanningError, Request, Scope};
 use crate::cluster::Cluster;
 use crate::cost::release::{Group, Grouped, Hierarchy};

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::search::{Found, Infeasible, Space, search, show_limit};
+use super::search::{Found, Infeasible, search, show_limit};
+use super::space::Space;
 use super::{PlanningError, Request, Scope, hand};
 use crate::cluster::Slot;
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, Placement};

@@ -1,7 +1,8 @@
 //! Throughput over the number of workers: the plan against data parallel.
 
 use super::baselines::data_parallel_seconds;
-use super::{PlanningError, Request, Scope, Solver, kinds, memory_limit, search, throughput};
+use super::space::Space;
+use super::{PlanningError, Request, Scope, Solver, kinds, memory_limit, throughput};
 use crate::contract::layer_graph;
 use crate::cost::data_parallel;
 use crate::profile::Profile;
@@ -31,7 +32,7 @@ pub fn sweep(profile: &Profile, request: &Request) -> Result<Vec<Point>, Plannin
     let machine = request.machine(profile);
     let memory = memory_limit(&request.cluster);
     let single = throughput(profile, data_parallel::step_seconds(&graph, 1, &machine));
-    let space = search::Space::new(&graph);
+    let space = Space::new(&graph);
     let mut points = Vec::new();
     for devices in counts(request.cluster.devices) {
         let mut request = request.clone();

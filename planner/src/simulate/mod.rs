@@ -1,5 +1,6 @@
 //! Runs a schedule over the cost model: the steady-state period that a plan is predicted by.
 
+pub mod bounds;
 pub mod depth;
 mod events;
 mod queue;
@@ -72,7 +73,7 @@ pub fn predict(
     machine: &Machine,
 ) -> Result<Prediction, SimulationError> {
     // Where a cycle is only just slower than the bottleneck, a finite run still lives on the slack of its start.
-    let bound = depth::bound(evaluation, pace, shapes, machine);
+    let bound = bounds::bound(evaluation, pace, shapes, machine);
     let run = if operations_needed(evaluation, pace, shapes) > TOO_MANY_OPERATIONS {
         None
     } else {
@@ -227,7 +228,8 @@ fn summary(
 mod tests {
     use proptest::prelude::*;
 
-    use super::depth::{CLOSE_ENOUGH, Cause, Course, bounds, choose};
+    use super::bounds::{Cause, bounds};
+    use super::depth::{CLOSE_ENOUGH, Course, choose};
     use super::*;
     use crate::cost::Partition;
     use crate::graph::LayerGraph;
@@ -339,7 +341,7 @@ mod tests {
         #[test]
         fn where_depth_is_free_the_period_is_its_bound((evaluation, machine) in pipelines()) {
             let choice = choose(&evaluation, &machine, Course::default(), f64::INFINITY).unwrap();
-            let bound = depth::bound(&evaluation, PACE, &choice.shapes, &machine);
+            let bound = bounds::bound(&evaluation, PACE, &choice.shapes, &machine);
             let ratio = choice.prediction.period / bound;
             // About one in a hundred of such pipelines has several all-reduces that wait for each other, and says so.
             let replicated = choice.shapes.iter().any(|s| s.replicas > 1);
