@@ -30,6 +30,7 @@ fn chain(layers: usize) -> Profile {
         tensor: format!("tensor{i}"),
         bytes: 1_000_000,
         gradient: true,
+        gradient_bytes: None,
     };
     Profile {
         schema: PROFILE_SCHEMA.to_owned(),

@@ -39,8 +39,8 @@ pub struct Tensor {
     pub readers: Vec<usize>,
     /// a: bytes per minibatch.
     pub bytes: f64,
-    /// Whether a gradient of the same size comes back.
-    pub gradient: bool,
+    /// Bytes per minibatch of the gradient that comes back, 0 if none does.
+    pub gradient_bytes: f64,
 }
 
 impl Layer {
@@ -57,14 +57,6 @@ impl Layer {
         self.optimizer += other.optimizer;
         self.stash += other.stash;
         self.workspace = self.workspace.max(other.workspace);
-    }
-}
-
-impl Tensor {
-    /// Bytes of the gradient that comes back.
-    #[must_use]
-    pub fn gradient_bytes(&self) -> f64 {
-        if self.gradient { self.bytes } else { 0.0 }
     }
 }
 
@@ -107,7 +99,7 @@ impl LayerGraph {
                         producer,
                         readers: Vec::new(),
                         bytes: edge.bytes as f64,
-                        gradient: edge.gradient,
+                        gradient_bytes: edge.returned_bytes() as f64,
                     });
                     tensors.len() - 1
                 });

@@ -112,9 +112,24 @@ pub struct Edge {
     pub tensor: String,
     /// Size for one minibatch.
     pub bytes: u64,
-    /// Whether a gradient of the same size comes back (false for integer and bool tensors).
+    /// Whether a gradient comes back (false for integer and bool tensors).
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub gradient: bool,
+    /// Size of the gradient for one minibatch where it is not that of the tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_bytes: Option<u64>,
+}
+
+impl Edge {
+    /// Bytes per minibatch of the gradient that comes back.
+    #[must_use]
+    pub fn returned_bytes(&self) -> u64 {
+        if self.gradient {
+            self.gradient_bytes.unwrap_or(self.bytes)
+        } else {
+            0
+        }
+    }
 }
 
 /// A weight tensor that several layers share.
@@ -206,6 +221,16 @@ pub enum ProfileError {
         from: String,
         /// The tensor.
         tensor: String,
+    },
+    /// An edge without a gradient that gives the gradient's size.
+    #[error(
+        "edge `{from}` -> `{to}` has `gradient_bytes` although `gradient` is false: leave one of them out"
+    )]
+    NoGradient {
+        /// Producing layer.
+        from: String,
+        /// Reading layer.
+        to: String,
     },
     /// Shared weights that make no sense.
     #[error("`tied` weights `{tensor}`: {rule}")]
@@ -363,6 +388,16 @@ impl Profile {
                 "bytes",
                 edge.bytes,
             )?;
+            if let Some(bytes) = edge.gradient_bytes {
+                let holder = || format!("edge `{}` -> `{}`", edge.from, edge.to);
+                check_size(holder, "gradient_bytes", bytes)?;
+                if !edge.gradient {
+                    return Err(ProfileError::NoGradient {
+                        from: edge.from.clone(),
+                        to: edge.to.clone(),
+                    });
+                }
+            }
             if !seen.insert((from, to, edge.tensor.as_str())) {
                 return Err(ProfileError::DuplicateEdge {
                     from: edge.from.clone(),
@@ -370,7 +405,7 @@ impl Profile {
                     tensor: edge.tensor.clone(),
                 });
             }
-            let size = (edge.bytes, edge.gradient);
+            let size = (edge.bytes, edge.gradient, edge.gradient_bytes);
             if *tensors.entry((from, edge.tensor.as_str())).or_insert(size) != size {
                 return Err(ProfileError::Disagreement {
                     from: edge.from.clone(),
@@ -484,6 +519,7 @@ mod tests {
             tensor: tensor.to_owned(),
             bytes: 5,
             gradient: true,
+            gradient_bytes: None,
         }
     }
 
@@ -548,6 +584,13 @@ mod tests {
         assert!(matches!(
             broken(|p| p.edges.push(p.edges[0].clone())),
             ProfileError::DuplicateEdge { .. }
+        ));
+        assert!(matches!(
+            broken(|p| {
+                p.edges[0].gradient = false;
+                p.edges[0].gradient_bytes = Some(1);
+            }),
+            ProfileError::NoGradient { .. }
         ));
     }
 

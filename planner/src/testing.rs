@@ -28,6 +28,7 @@ pub fn chain(compute_ms: &[f64], parameter_bytes: &[u64], edge_bytes: &[u64]) ->
             tensor: format!("t{i}"),
             bytes,
             gradient: true,
+            gradient_bytes: None,
         })
         .collect();
     Profile {

@@ -303,39 +303,19 @@ fn planned(file: &Path, accelerators: usize) -> f64 {
     plan["bottleneck_s"].as_f64().unwrap() * 1e3
 }
 
-/// Milliseconds of an optimum: with the file's CPU, of its accelerators alone, and dp-plan's.
-struct Optima {
-    with_cpu: f64,
-    alone: f64,
-    ours: f64,
-}
-
-/// None, with a line that says so, if the file is not there.
-fn optima(name: &str) -> Option<Optima> {
+/// Compares the judge with the figure that the planner of Tarnawski et al. printed, and dp-plan with the judge.
+fn compare(name: &str, printed: f64) {
     let file = Path::new(WORKLOADS).join(name);
     if !file.exists() {
         eprintln!("skipped: {} is not there", file.display());
-        return None;
+        return;
     }
     let text = std::fs::read_to_string(&file).unwrap();
     let judge = Judge::new(serde_json::from_str(&text).unwrap());
-    Some(Optima {
-        with_cpu: judge.optimum(judge.workload.cpus),
-        alone: judge.optimum(0),
-        ours: planned(&file, judge.workload.accelerators),
-    })
-}
-
-/// Compares the judge with the figure that the planner of Tarnawski et al. printed, and dp-plan with the judge.
-fn compare(name: &str, printed: f64) {
-    let Some(Optima {
-        with_cpu,
-        alone,
-        ours,
-    }) = optima(name)
-    else {
-        return;
-    };
+    let with_cpu = judge.optimum(judge.workload.cpus);
+    let alone = judge.optimum(0);
+    let ours = planned(&file, judge.workload.accelerators);
+    eprintln!("{name}: with CPU {with_cpu} ms, without {alone} ms, dp-plan {ours} ms");
     assert!((with_cpu - printed).abs() <= 0.5001e-3, "{with_cpu}");
     assert!((ours / alone - 1.0).abs() <= 1e-6, "{ours} against {alone}");
 }
@@ -365,23 +345,9 @@ fn resnet50_operators_forward() {
     compare("OperatorGraphs_resnet50_inference.json", 124.349);
 }
 
-/// Nodes that add up the gradients of one tensor are free here, while dp-plan has each in the layer of one that it
-/// reads from.
 #[test]
 fn resnet50_operators() {
-    let Some(optima) = optima("OperatorGraphs_resnet50_training.json") else {
-        return;
-    };
-    let Optima {
-        with_cpu,
-        alone,
-        ours,
-    } = optima;
-    assert!((with_cpu - 255.194).abs() <= 0.5001e-3, "{with_cpu}");
-    assert!(
-        ours >= alone && ours <= 1.01 * alone,
-        "{ours} against {alone}"
-    );
+    compare("OperatorGraphs_resnet50_training.json", 255.194);
 }
 
 #[test]
@@ -389,21 +355,7 @@ fn bert3_operators_forward() {
     compare("OperatorGraphs_bert_l-3_inference.json", 27.919);
 }
 
-/// Here the backward adds up gradients of one tensor in nodes of their own. dp-plan knows one gradient per tensor, of
-/// its size, and is below by what these nodes receive and send besides.
 #[test]
 fn bert3_operators() {
-    let Some(Optima {
-        with_cpu,
-        alone,
-        ours,
-    }) = optima("OperatorGraphs_bert_l-3_training.json")
-    else {
-        return;
-    };
-    assert!((with_cpu - 65.303).abs() <= 0.5001e-3, "{with_cpu}");
-    assert!(
-        ours <= alone && ours >= 0.97 * alone,
-        "{ours} against {alone}"
-    );
+    compare("OperatorGraphs_bert_l-3_training.json", 65.303);
 }

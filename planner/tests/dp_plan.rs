@@ -47,6 +47,7 @@ fn chain(layers: &[(f64, f64, u64)], bytes: &[u64]) -> Profile {
                 tensor: format!("t{i}"),
                 bytes,
                 gradient: true,
+                gradient_bytes: None,
             })
             .collect(),
         tied: Vec::new(),

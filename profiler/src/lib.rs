@@ -226,6 +226,7 @@ fn edges(graph: &Graph) -> Vec<Edge> {
         tensor: edge.tensor,
         bytes: edge.bytes as u64,
         gradient: edge.gradient,
+        gradient_bytes: None,
     });
     edges.collect()
 }

@@ -190,6 +190,7 @@ mod tests {
             tensor: "t".into(),
             bytes: 64,
             gradient: true,
+            gradient_bytes: None,
         };
         Profile {
             schema: PROFILE_SCHEMA.into(),

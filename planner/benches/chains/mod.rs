@@ -46,6 +46,7 @@ pub fn chain(layers: usize) -> Profile {
             tensor: format!("tensor{i}"),
             bytes: random.below(5_000_000),
             gradient: true,
+            gradient_bytes: None,
         })
         .collect();
     Profile {

@@ -32,9 +32,9 @@ impl DeviceCosts {
                     continue;
                 }
                 sums[from].traffic.output += tensor.bytes;
-                sums[from].traffic.output_gradient += tensor.gradient_bytes();
+                sums[from].traffic.output_gradient += tensor.gradient_bytes;
                 sums[to].traffic.input += tensor.bytes;
-                sums[to].traffic.input_gradient += tensor.gradient_bytes();
+                sums[to].traffic.input_gradient += tensor.gradient_bytes;
             }
         }
         let loads = sums.iter().map(|sums| sums.loads(1, machine).largest());

@@ -269,7 +269,7 @@ fn links(graph: &LayerGraph, stage_of: &[usize]) -> Vec<LinkBytes> {
         for to in receivers.into_iter().filter(|&to| to != from) {
             let sum = bytes.entry((from, to)).or_default();
             sum.0 += tensor.bytes;
-            sum.1 += tensor.gradient_bytes();
+            sum.1 += tensor.gradient_bytes;
         }
     }
     bytes

@@ -75,13 +75,13 @@ impl Runs {
                 if tensors[t].producer < start {
                     if !std::mem::replace(&mut received[t], true) {
                         interval.traffic.input += tensors[t].bytes;
-                        interval.traffic.input_gradient += tensors[t].gradient_bytes();
+                        interval.traffic.input_gradient += tensors[t].gradient_bytes;
                     }
                 } else {
                     behind[t] -= 1;
                     if behind[t] == 0 || self.skips == SkipCount::PerReader {
                         interval.traffic.output -= tensors[t].bytes;
-                        interval.traffic.output_gradient -= tensors[t].gradient_bytes();
+                        interval.traffic.output_gradient -= tensors[t].gradient_bytes;
                     }
                 }
             }
@@ -92,7 +92,7 @@ impl Runs {
                     SkipCount::PerReader => behind[t] as f64,
                 };
                 interval.traffic.output += stages * tensors[t].bytes;
-                interval.traffic.output_gradient += stages * tensors[t].gradient_bytes();
+                interval.traffic.output_gradient += stages * tensors[t].gradient_bytes;
             }
             row.push((end as u32 + 1, interval));
         }

@@ -5,7 +5,7 @@
 //! `communication_s_per_byte`. Nodes of one colour class stay together, as do a forward node and its backward: they
 //! become one layer. `size` is memory, weights not told from activations.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use petgraph::algo::tarjan_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -101,6 +101,12 @@ pub(super) fn parse(text: &str) -> Result<Draft, ImportError> {
         "the file's communication costs are device time at {}: they are in the profile, whatever --bw says",
         crate::units::show_bandwidth(bytes_per_ms * 1e3)
     ));
+    let several = gradients_to_several_layers(&draft.edges);
+    if several > 0 {
+        draft.notes.push(format!(
+            "{several} gradients go to several layers each: they count once for each of them, in the file once for each device"
+        ));
+    }
     if draft.layers.len() < nodes.len() {
         draft.notes.push(format!(
             "{} nodes that have to stay together make {} layers",
@@ -115,32 +121,19 @@ pub(super) fn parse(text: &str) -> Result<Draft, ImportError> {
 fn groups(nodes: &[(usize, Node)], arrows: &[Arrow]) -> Vec<usize> {
     let mut together = UnionFind::<usize>::new(nodes.len());
     let mut class = HashMap::new();
-    let mut has_forward = vec![false; nodes.len()];
     for (i, (_, node)) in nodes.iter().enumerate() {
         if let Some(color) = node.color_class {
             together.union(i, *class.entry(color).or_insert(i));
         }
     }
-    for (i, (_, node)) in nodes.iter().enumerate() {
-        has_forward[together.find(i)] |= !node.is_backward_node;
-    }
-    // A backward without a forward (a loss, an optimizer step) goes with what it reads.
-    for arrow in arrows {
-        let (from, to) = (together.find(arrow.from), together.find(arrow.to));
-        if from != to && !has_forward[to] {
-            let forward = has_forward[from];
-            together.union(from, to);
-            has_forward[together.find(to)] = forward;
-        }
-    }
     // Convex stages cannot cut through layers that wait for each other.
+    let classes = together.clone().into_labeling();
     let mut graph = DiGraph::<(), ()>::new();
     for _ in nodes {
         graph.add_node(());
     }
-    for arrow in arrows.iter().filter(|a| flows_forward(nodes, a)) {
-        let ends = [arrow.from, arrow.to].map(|i| NodeIndex::new(together.find(i)));
-        graph.add_edge(ends[0], ends[1], ());
+    for (before, after) in precedence(nodes, arrows, &classes) {
+        graph.add_edge(NodeIndex::new(before), NodeIndex::new(after), ());
     }
     for component in tarjan_scc(&graph) {
         for pair in component.windows(2) {
@@ -157,8 +150,25 @@ fn groups(nodes: &[(usize, Node)], arrows: &[Arrow]) -> Vec<usize> {
         .collect()
 }
 
-fn flows_forward(nodes: &[(usize, Node)], arrow: &Arrow) -> bool {
-    !nodes[arrow.from].1.is_backward_node && !nodes[arrow.to].1.is_backward_node
+/// Pairs of groups, given that of each node, of which the first must not be behind the second in a pipeline.
+///
+/// They follow the forward. A group without one (a loss, a sum of gradients) stands where its forward would: against
+/// the direction in which gradients reach and leave it.
+fn precedence(nodes: &[(usize, Node)], arrows: &[Arrow], groups: &[usize]) -> Vec<(usize, usize)> {
+    let mut has_forward = vec![false; nodes.len()];
+    for ((_, node), &group) in nodes.iter().zip(groups) {
+        has_forward[group] |= !node.is_backward_node;
+    }
+    let pairs = arrows.iter().filter_map(|arrow| {
+        let ends = [arrow.from, arrow.to];
+        let [from, to] = ends.map(|i| groups[i]);
+        match ends.map(|i| nodes[i].1.is_backward_node) {
+            [false, false] => Some((from, to)),
+            [true, true] if !(has_forward[from] && has_forward[to]) => Some((to, from)),
+            _ => None,
+        }
+    });
+    pairs.filter(|(before, after)| before != after).collect()
 }
 
 /// The ratio of size and cost that most edges have.
@@ -219,46 +229,76 @@ fn layers(nodes: &[(usize, Node)], groups: &[usize]) -> Result<Vec<LayerProfile>
     Ok(layers)
 }
 
-/// One tensor for each forward node that another layer reads; its gradient comes back if the file says so.
+/// What flows between layers, as edges in the direction of the forward: outputs of forward nodes as tensors, those of
+/// backward nodes as gradients that come back on edges without a tensor.
 fn edges(
     nodes: &[(usize, Node)],
     arrows: &[Arrow],
     groups: &[usize],
     bytes_per_ms: f64,
 ) -> Result<Vec<DraftEdge>, ImportError> {
-    let crossing = || arrows.iter().filter(|a| groups[a.from] != groups[a.to]);
-    let returned: HashSet<(usize, usize)> = crossing()
-        .filter(|a| nodes[a.from].1.is_backward_node && nodes[a.to].1.is_backward_node)
-        // Some of the files have the backward's edges point the forward's way.
-        .flat_map(|a| {
-            [
-                (groups[a.to], groups[a.from]),
-                (groups[a.from], groups[a.to]),
-            ]
-        })
-        .collect();
-    let comes_back =
-        |producer: usize, reader: usize| returned.contains(&(groups[producer], groups[reader]));
-    // All readers of one tensor agree on whether it has a gradient.
-    let mut gradient = vec![false; nodes.len()];
+    let precedence: HashSet<(usize, usize)> =
+        precedence(nodes, arrows, groups).into_iter().collect();
+    let place = places(groups, &precedence);
     // Nodes of several outputs: a tensor is as large as the largest of its node's edges.
     let mut bytes = vec![0; nodes.len()];
-    for arrow in crossing().filter(|a| flows_forward(nodes, a)) {
-        gradient[arrow.from] |= comes_back(arrow.from, arrow.to);
+    let crossing = || arrows.iter().filter(|a| groups[a.from] != groups[a.to]);
+    for arrow in crossing() {
         let own = size(arrow.line, "cost", arrow.cost_ms * bytes_per_ms)?;
         bytes[arrow.from] = own.max(bytes[arrow.from]);
     }
-    let forward = crossing().filter(|a| flows_forward(nodes, a));
-    Ok(forward
-        .map(|arrow| DraftEdge {
+    let edges = crossing().filter_map(|arrow| {
+        let (made, read) = (groups[arrow.from], groups[arrow.to]);
+        // Some of the files have the backward's edges point the forward's way.
+        let onward = place[made] < place[read];
+        let (from, to) = if onward { (made, read) } else { (read, made) };
+        let size = bytes[arrow.from];
+        let tensor = onward && !nodes[arrow.from].1.is_backward_node;
+        (size > 0 || precedence.contains(&(from, to))).then(|| DraftEdge {
             line: arrow.line,
-            from: groups[arrow.from],
-            to: groups[arrow.to],
+            from,
+            to,
             tensor: nodes[arrow.from].1.id.to_string(),
-            bytes: bytes[arrow.from],
-            gradient: gradient[arrow.from],
+            bytes: if tensor { size } else { 0 },
+            gradient: !tensor,
+            gradient_bytes: (!tensor).then_some(size),
         })
-        .collect())
+    });
+    Ok(edges.collect())
+}
+
+/// Number of gradients that come back to several layers: on the edges they are apart.
+fn gradients_to_several_layers(edges: &[DraftEdge]) -> usize {
+    let mut owners: HashMap<&str, HashSet<usize>> = HashMap::new();
+    for edge in edges.iter().filter(|e| e.gradient_bytes > Some(0)) {
+        owners.entry(&edge.tensor).or_default().insert(edge.from);
+    }
+    owners.values().filter(|layers| layers.len() > 1).count()
+}
+
+/// The place of each group in one order that keeps the precedence.
+fn places(groups: &[usize], precedence: &HashSet<(usize, usize)>) -> Vec<usize> {
+    let count = groups.iter().max().map_or(0, |last| last + 1);
+    let mut after = vec![Vec::new(); count];
+    let mut waits_for = vec![0usize; count];
+    for &(before, then) in precedence {
+        after[before].push(then);
+        waits_for[then] += 1;
+    }
+    let mut place = vec![0; count];
+    let mut ready: BTreeSet<usize> = (0..count).filter(|&g| waits_for[g] == 0).collect();
+    let mut next = 0;
+    while let Some(group) = ready.pop_first() {
+        place[group] = next;
+        next += 1;
+        for &then in &after[group] {
+            waits_for[then] -= 1;
+            if waits_for[then] == 0 {
+                ready.insert(then);
+            }
+        }
+    }
+    place
 }
 
 #[cfg(test)]
@@ -299,14 +339,23 @@ mod tests {
             [
                 ("a", 1.0, 5.0, 200),
                 ("b", 2.0, 4.0, 240),
-                ("c", 3.0, 0.5, 100)
+                ("c", 3.0, 0.0, 100),
+                ("loss", 0.0, 0.5, 0)
             ]
         );
         let shown: Vec<_> = edges
             .iter()
-            .map(|e| (e.from.as_str(), e.bytes, e.gradient))
+            .map(|e| (e.from.as_str(), e.to.as_str(), e.bytes, e.gradient_bytes))
             .collect();
-        assert_eq!(shown, [("a", 100, true), ("b", 100, true)]);
+        assert_eq!(
+            shown,
+            [
+                ("a", "b", 100, None),
+                ("a", "b", 0, Some(100)),
+                ("b", "c", 100, None),
+                ("b", "loss", 0, Some(100)),
+            ]
+        );
     }
 
     #[test]
@@ -317,8 +366,9 @@ mod tests {
             "{\"sourceId\": 2, \"destId\": 9, \"cost\": 1, \"size\": 200}, {\"sourceId\": 2, \"destId\": 3,",
         );
         let draft = parse(&text).unwrap();
-        assert_eq!(draft.layers.len(), 2);
-        assert_eq!(draft.layers[1].forward_ms, 5.0);
+        let forward: Vec<f64> = draft.layers.iter().map(|l| l.forward_ms).collect();
+        // a, b with c, the loss.
+        assert_eq!(forward, [1.0, 5.0, 0.0]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(super) struct DraftEdge {
     pub tensor: String,
     pub bytes: u64,
     pub gradient: bool,
+    pub gradient_bytes: Option<u64>,
 }
 
 /// A file's content.
@@ -58,6 +59,7 @@ pub(super) fn in_execution_order(
             tensor: e.tensor.clone(),
             bytes: e.bytes,
             gradient: e.gradient,
+            gradient_bytes: e.gradient_bytes,
         })
         .collect();
     let mut slots: Vec<Option<LayerProfile>> = layers.into_iter().map(Some).collect();

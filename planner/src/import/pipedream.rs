@@ -123,6 +123,7 @@ fn draft(nodes: &[(String, Node)], edges: &[(usize, usize, usize)]) -> Result<Dr
                 tensor: nodes[from].0.clone(),
                 bytes: nodes[from].1.activation_bytes,
                 gradient: true,
+                gradient_bytes: None,
             });
         }
     }

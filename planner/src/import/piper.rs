@@ -90,6 +90,7 @@ pub(super) fn parse(text: &str) -> Result<Draft, ImportError> {
             tensor: format!("{}:{output}", link.source_id),
             bytes,
             gradient: true,
+            gradient_bytes: None,
         });
     }
     Ok(draft)

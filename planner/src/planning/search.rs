@@ -338,6 +338,7 @@ mod tests {
                         tensor: format!("t{tensor}"),
                         bytes: l.2,
                         gradient: from != 1,
+                        gradient_bytes: None,
                     });
                 }
             }
@@ -505,6 +506,7 @@ mod tests {
                 tensor: format!("t{from}"),
                 bytes: 1_000_000,
                 gradient: true,
+                gradient_bytes: None,
             });
         }
         let request = Request {

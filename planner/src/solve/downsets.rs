@@ -192,7 +192,7 @@ fn add_traffic(
         let mut readers = tensor.readers.iter();
         if readers.any(|&r| has(until, r) && !has(before, r)) {
             stage.traffic.input += tensor.bytes;
-            stage.traffic.input_gradient += tensor.gradient_bytes();
+            stage.traffic.input_gradient += tensor.gradient_bytes;
         }
     }
     for &(t, readers) in &end.tensors {
@@ -203,7 +203,7 @@ fn add_traffic(
                 SkipCount::PerReader => readers as f64,
             };
             stage.traffic.output += stages * tensor.bytes;
-            stage.traffic.output_gradient += stages * tensor.gradient_bytes();
+            stage.traffic.output_gradient += stages * tensor.gradient_bytes;
         }
     }
 }

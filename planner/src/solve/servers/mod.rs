@@ -331,6 +331,7 @@ mod tests {
                         tensor: format!("t{tensor}"),
                         bytes: l.2,
                         gradient: from != 1,
+                        gradient_bytes: None,
                     });
                 }
             }

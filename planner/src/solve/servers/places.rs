@@ -97,11 +97,11 @@ fn stage_sums(graph: &LayerGraph, before: &[bool], until: &[bool]) -> StageSums 
         if before[tensor.producer] {
             if tensor.readers.iter().any(|&r| until[r] && !before[r]) {
                 sums.traffic.input += tensor.bytes;
-                sums.traffic.input_gradient += tensor.gradient_bytes();
+                sums.traffic.input_gradient += tensor.gradient_bytes;
             }
         } else if until[tensor.producer] && tensor.readers.iter().any(|&r| !until[r]) {
             sums.traffic.output += tensor.bytes;
-            sums.traffic.output_gradient += tensor.gradient_bytes();
+            sums.traffic.output_gradient += tensor.gradient_bytes;
         }
     }
     sums
@@ -116,11 +116,11 @@ fn crossings(graph: &LayerGraph, set: &[bool]) -> Vec<Crossing> {
             .copied()
             .filter(|&r| !set[r])
             .collect();
-        (!readers.is_empty()).then(|| Crossing {
+        (!readers.is_empty()).then_some(Crossing {
             producer: tensor.producer,
             readers,
             bytes: tensor.bytes,
-            gradient_bytes: tensor.gradient_bytes(),
+            gradient_bytes: tensor.gradient_bytes,
         })
     });
     crossing.collect()
