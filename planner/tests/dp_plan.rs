@@ -413,6 +413,18 @@ fn layers_that_share_weights_stay_together_and_have_them_once() {
         error.contains("L0, L2 share the weights `embedding`"),
         "{error}"
     );
+    // Where they could be split the one stage is not called the best.
+    let mut command = dp_plan();
+    command
+        .arg(&path)
+        .args(["--gpus", "3", "--bw", "1GB/s", "--straight", "--json"]);
+    let output = command.args(["--schedule", "gpipe"]).output().unwrap();
+    let split: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&plan["optimal"], &split["optimal"]),
+        (&true.into(), &false.into())
+    );
+    assert!(split["gap"].as_f64().unwrap() > 1.5, "{}", split["gap"]);
     profile.tied[0].layers[1] = "L9".to_owned();
     assert!(profile.validate().is_err());
 }

@@ -27,8 +27,8 @@ pub use timeline::{Timeline, timeline};
 
 use std::collections::HashMap;
 
-use crate::contract::layer_graph;
 pub use crate::contract::{Together, TogetherError};
+use crate::contract::{layer_graph, untied_graph};
 use crate::cost::{Evaluation, Formula, Machine, Partition, Placement};
 use crate::graph::LayerGraph;
 use crate::plan::{Card, Cluster, PLAN_SCHEMA, Plan, PlanError, Stage};
@@ -188,10 +188,18 @@ pub fn plan(
     let machine = request.machine(profile);
     let space = space::Space::new(&graph);
     let kinds::Answer {
-        found,
+        mut found,
         judged,
         passed_over,
     } = kinds::find(&space, &machine, request)?;
+    if !profile.tied.is_empty() && request.course.kind.may_split_ties() {
+        // Only plans that keep them together were searched.
+        let untied = untied_graph(profile, &request.together)?;
+        let best = kinds::find(&space::Space::new(&untied), &machine, request)?;
+        let bound = found.lower_bound.min(best.found.lower_bound);
+        found.proved &= found.lower_bound <= bound * (1.0 + 1e-9);
+        found.lower_bound = bound;
+    }
     let baselines = baselines::baselines(profile, &space, request)?;
     let Judged {
         machine,

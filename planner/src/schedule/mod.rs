@@ -41,6 +41,12 @@ pub enum ScheduleKind {
 }
 
 impl ScheduleKind {
+    /// Whether all stages step behind the same minibatch, so that layers which share weights could be in different ones.
+    #[must_use]
+    pub fn may_split_ties(self) -> bool {
+        matches!(self, Self::TwoBw | Self::OneFOneBFlush | Self::Gpipe)
+    }
+
     /// Whether a gradient is always taken at the weights that it is applied to.
     #[must_use]
     pub fn is_synchronous(self) -> bool {
