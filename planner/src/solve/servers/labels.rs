@@ -340,6 +340,8 @@ impl<'a, 'b> Run<'a, 'b> {
             let Some(fewest) = self.fewest[start * self.search.places.count() + end] else {
                 continue;
             };
+            // Following many tensors to their readers is work like trying placements.
+            *self.budget = self.budget.saturating_sub(receivers.len() / 2);
             let mut sums = *sums;
             let flows = self.flows(label, start, receivers, &mut sums);
             for replicas in self.replicas_to_try(label, fewest, most, &sums) {
