@@ -26,6 +26,8 @@ pub struct Layer {
     pub optimizer: f64,
     /// s: bytes that a forward keeps for its backward.
     pub stash: f64,
+    /// Bytes of the model's own inputs that it reads.
+    pub inputs: f64,
     /// Bytes of scratch while the layer runs.
     pub workspace: f64,
 }
@@ -56,6 +58,7 @@ impl Layer {
         self.parameters += other.parameters;
         self.optimizer += other.optimizer;
         self.stash += other.stash;
+        self.inputs += other.inputs;
         self.workspace = self.workspace.max(other.workspace);
     }
 }
@@ -85,6 +88,7 @@ impl LayerGraph {
                 parameters: layer.parameter_bytes as f64,
                 optimizer: layer.optimizer_bytes as f64,
                 stash: layer.stash_bytes as f64,
+                inputs: layer.input_bytes as f64,
                 workspace: layer.workspace_bytes as f64,
             });
         }

@@ -87,6 +87,9 @@ pub struct LayerProfile {
     pub optimizer_bytes: u64,
     /// What one forward keeps for its backward, bytes.
     pub stash_bytes: u64,
+    /// The model's own inputs that the layer reads, bytes: what a stage that recomputes keeps beside what others send it.
+    #[serde(default)]
+    pub input_bytes: u64,
     /// Scratch memory beyond weights, stash and outputs while the layer runs, bytes.
     #[serde(default)]
     pub workspace_bytes: u64,
@@ -450,6 +453,7 @@ impl LayerProfile {
             ("parameter_bytes", self.parameter_bytes),
             ("optimizer_bytes", self.optimizer_bytes),
             ("stash_bytes", self.stash_bytes),
+            ("input_bytes", self.input_bytes),
             ("workspace_bytes", self.workspace_bytes),
         ] {
             check_size(place, field, value)?;

@@ -150,7 +150,7 @@ pub fn profile(
         batch_size: graph.batch_size(),
         threads: options.threads,
         optimizer: Some(options.optimizer.1.into()),
-        layers: layer_profiles(&graph, &sizes, &samples.layers),
+        layers: layer_profiles(&graph, &sizes, &layers.input_bytes(), &samples.layers),
         edges: edges(&graph),
         tied: tied(&graph, &layers.weights(), &sizes),
         whole_step_ms: Some(Summary::of(&samples.whole).median),
@@ -187,10 +187,11 @@ fn description(device: &dyn Device) -> String {
 fn layer_profiles(
     graph: &Graph,
     sizes: &[PartSize],
+    inputs: &[usize],
     samples: &[LayerSamples],
 ) -> Vec<LayerProfile> {
-    let layers = graph.layers().iter().zip(sizes).zip(samples);
-    let profiles = layers.map(|((layer, size), samples)| {
+    let layers = graph.layers().iter().zip(sizes).zip(inputs).zip(samples);
+    let profiles = layers.map(|(((layer, size), &input_bytes), samples)| {
         let [forward, backward, step] = [&samples.forward, &samples.backward, &samples.step]
             .map(|samples| Summary::of(samples));
         LayerProfile {
@@ -209,6 +210,7 @@ fn layer_profiles(
             parameter_bytes: size.parameters as u64,
             optimizer_bytes: size.optimizer as u64,
             stash_bytes: size.stash as u64,
+            input_bytes: input_bytes as u64,
             workspace_bytes: size.workspace as u64,
             forward_samples_ms: samples.forward.clone(),
             backward_samples_ms: samples.backward.clone(),

@@ -125,6 +125,16 @@ impl Rig {
         weights.map(<[_]>::to_vec).collect()
     }
 
+    /// Bytes of the model's inputs that each part reads.
+    pub fn input_bytes(&self) -> Vec<usize> {
+        let parts = self.parts.iter().map(|part| {
+            let values = part.program.inputs().iter();
+            let inputs = values.filter_map(|value| self.inputs.get(value));
+            inputs.map(Tensor::bytes).sum()
+        });
+        parts.collect()
+    }
+
     /// Trains on the minibatch once and says what each part took.
     ///
     /// Old weights stay alive during the step, as they do under weight stashing, so a step writes a new

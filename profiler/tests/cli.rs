@@ -79,6 +79,10 @@ fn lenet_gives_a_profile_that_the_planner_accepts() {
 
     let profile = Profile::load(&profile).unwrap();
     assert_eq!(profile.batch_size, 4);
+    // Four images of 28 x 28 floats, read by the first layer only.
+    let inputs: Vec<u64> = profile.layers.iter().map(|l| l.input_bytes).collect();
+    assert_eq!(inputs[0], 4 * 28 * 28 * 4);
+    assert!(inputs[1..].iter().all(|&bytes| bytes == 0), "{inputs:?}");
     let names: Vec<&str> = profile
         .layers
         .iter()

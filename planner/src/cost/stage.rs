@@ -96,6 +96,8 @@ pub struct StageSums {
     pub optimizer: f64,
     /// Bytes of stash of one minibatch.
     pub stash: f64,
+    /// Bytes of the model's own inputs that its layers read.
+    pub inputs: f64,
     /// Largest scratch of a layer: layers run one after the other.
     pub workspace: f64,
     /// What crosses the stage's border.
@@ -144,6 +146,7 @@ impl StageSums {
         self.parameters += layer.parameters;
         self.optimizer += layer.optimizer;
         self.stash += layer.stash;
+        self.inputs += layer.inputs;
         self.workspace = self.workspace.max(layer.workspace);
     }
 
@@ -153,7 +156,7 @@ impl StageSums {
     pub fn recomputing(&self) -> Self {
         Self {
             backward: self.backward + self.forward,
-            stash: self.traffic.input,
+            stash: self.traffic.input + self.inputs,
             workspace: self.workspace + self.stash,
             ..*self
         }
@@ -230,6 +233,7 @@ mod tests {
             parameters: 300.0,
             optimizer: 300.0,
             stash: 50.0,
+            inputs: 5.0,
             workspace: 7.0,
             traffic: Traffic {
                 output: 40.0,
@@ -272,7 +276,7 @@ mod tests {
         // Of three minibatches the inputs, and the stash of one.
         let stashes = 3.0 * 50.0;
         let difference = sums().memory(1, 3, 0) - again.memory(1, 3, 0);
-        assert_eq!(difference, stashes - (3.0 * 20.0 + 50.0));
+        assert_eq!(difference, stashes - (3.0 * (20.0 + 5.0) + 50.0));
     }
 
     #[test]
