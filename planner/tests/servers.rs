@@ -156,6 +156,20 @@ fn a_slow_device_is_left_idle_where_it_would_hold_the_others_up() {
 }
 
 #[test]
+fn a_device_of_little_memory_does_not_spoil_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = profile(&folder, &[(6.0, 1_000_000)], &[]);
+    let cluster = folder.path().join("cluster.toml");
+    fs::write(
+        &cluster,
+        "bw = \"10Gbps\"\n[[server]]\ndevices = [{ gpus = 2, memory = \"1GB\" }, { gpus = 1, memory = \"1MB\" }]\n",
+    )
+    .unwrap();
+    let plan = plan(&["--cluster", cluster.to_str().unwrap()], &path);
+    assert_eq!(plan["workers"], json!(2));
+}
+
+#[test]
 fn the_table_says_where_the_stages_are() {
     let folder = tempfile::tempdir().unwrap();
     let path = profile(&folder, &[(3.0, 0), (1.0, 1000)], &[1000]);

@@ -65,7 +65,11 @@ fn pipeline(
 
 /// With vertical sync all stages hold as many versions as the first one, which the search does not know.
 fn check_memory(found: &Found, judged: &Judged, request: &Request) -> Result<(), PlanningError> {
-    let limit = memory_limit(&request.cluster);
+    // On servers the memory of the devices that a stage is on counts, not that of the smallest one anywhere.
+    let limit = match found.placement {
+        Some(_) => f64::INFINITY,
+        None => memory_limit(&request.cluster),
+    };
     let mut first = 0;
     for (stage, e) in judged.evaluation.stages.iter().enumerate() {
         let needed = judged.choice.prediction.memory[first];
