@@ -19,7 +19,7 @@ use crate::schedule::ScheduleKind;
 use crate::units::{parse_bandwidth, parse_memory, parse_time};
 use crate::{Plan, report, timeline};
 
-const CLUSTER_FILE: &str = "\
+const AFTER_HELP: &str = "\
 A cluster file (defaults first, each server may say otherwise):
   latency = \"20us\"
   bw = \"10Gbps\"          # network card of a server, each direction
@@ -31,7 +31,10 @@ A cluster file (defaults first, each server may say otherwise):
   [[server]]
   name = \"old\"
   devices = [{ gpus = 2, speed = 0.5 }, { gpus = 1, memory = \"8GiB\" }]
-`speed` is against the profiled device: 0.5 takes twice the time.";
+`speed` is against the profiled device: 0.5 takes twice the time.
+
+Exit status: 0 a plan was found, 1 a file or the search failed, 2 flags that are wrong or do not go
+together, 3 no plan fits the memory (the message names the nearest one).";
 
 /// Finds the pipeline stages, their replicas and depths that train a profiled model fastest.
 ///
@@ -42,7 +45,7 @@ A cluster file (defaults first, each server may say otherwise):
     name = "dp-plan",
     version,
     max_term_width = 100,
-    after_help = CLUSTER_FILE,
+    after_help = AFTER_HELP,
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true
 )]
@@ -72,11 +75,12 @@ pub struct Arguments {
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub from: Option<convert::FormatName>,
 
-    /// Samples per minibatch, where another planner's profile does not tell
+    /// Samples in a minibatch of another planner's profile [default: seen from its sizes, or else 1]; times and sizes
+    /// stay what they are
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub batch: Option<usize>,
 
-    /// Devices (or CPU workers) to plan for, all alike
+    /// Devices (or CPU workers) to plan for, all alike; with --cluster only the first N of the file
     #[arg(long, value_name = "N", value_parser = parse_count, required_unless_present_any = ["sweep", "cluster"])]
     pub gpus: Option<usize>,
 
@@ -153,8 +157,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FIRST..LAST|LAYER,LAYER,...")]
     pub together: Vec<Together>,
 
-    /// Plan for a range of devices or bandwidths, or both: gpus=1..64, bw=1Gbps..100Gbps. Prints comma-separated
-    /// values, one line for each plan (--output writes them to a file, --plot draws them)
+    /// Plan for a range of devices or bandwidths, or both: gpus=1..64, bw=1Gbps..100Gbps (1, 2, 5 of each decade and
+    /// both ends; at most 64 steps, 16 of devices where both are swept). Prints comma-separated values, one line for
+    /// each plan; --output writes them to a file. --plot FILE draws FILE, FILE-memory and FILE-communication over one
+    /// range, and a map of the speed-up over data parallel over both
     #[arg(long, value_name = "NAME=FIRST..LAST", value_parser = sweep::parse)]
     pub sweep: Vec<sweep::Sweep>,
 
@@ -190,8 +196,8 @@ pub struct Arguments {
     #[arg(long)]
     pub json: bool,
 
-    /// Print no table
-    #[arg(long, conflicts_with = "json")]
+    /// Print no table, and no notes on the profile
+    #[arg(long)]
     pub quiet: bool,
 }
 
@@ -279,7 +285,7 @@ pub enum CliError {
     Planning(#[from] PlanningError),
     /// Flags that do not go together.
     #[error("{0}")]
-    Usage(&'static str),
+    Usage(String),
     /// The picture.
     #[cfg(feature = "plot")]
     #[error(transparent)]
@@ -340,7 +346,7 @@ impl Arguments {
             (false, _) => Ok(kind),
             (true, ScheduleName::OneFOneB) => Ok(ScheduleKind::VerticalSync),
             (true, _) => Err(CliError::Usage(
-                "--vertical-sync is a variant of --schedule 1f1b: no other kind has it",
+                "--vertical-sync is a variant of --schedule 1f1b: no other kind has it".to_owned(),
             )),
         }
     }
@@ -399,10 +405,17 @@ pub fn run(command_line: &CommandLine) -> Result<(), CliError> {
 fn plan(arguments: &Arguments) -> Result<(), CliError> {
     if arguments.minibatches.is_some() && !arguments.gantt && arguments.trace.is_none() {
         return Err(CliError::Usage(
-            "--minibatches is for the simulated schedule: give --gantt or --trace too",
+            "--minibatches is for the simulated schedule: give --gantt or --trace too".to_owned(),
         ));
     }
     let profile = convert::load(&arguments.profile, arguments.from, arguments.batch)?;
+    if !arguments.quiet {
+        for note in &profile.notes {
+            eprintln!("note: {}: {note}", arguments.profile.display());
+        }
+    }
+    let imported = profile.is_foreign();
+    let profile = profile.profile;
     if !arguments.sweep.is_empty() {
         return sweep::run(arguments, &profile);
     }
@@ -431,6 +444,13 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
     };
     if let Some(path) = &arguments.output {
         plan.save(path)?;
+        if imported && !arguments.quiet {
+            eprintln!(
+                "note: {}: made from another planner's profile, which names no layers of an ONNX model: dp-run needs a plan \
+                 from a profile of dp-profile",
+                path.display()
+            );
+        }
     }
     #[cfg(feature = "plot")]
     if let Some(path) = &arguments.plot {
@@ -488,7 +508,7 @@ fn print(
         #[serde(skip_serializing_if = "Option::is_none")]
         explanation: Option<&'a Explanation>,
     }
-    if arguments.quiet {
+    if arguments.quiet && !arguments.json {
         return Ok(());
     }
     if arguments.json {

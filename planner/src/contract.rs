@@ -7,6 +7,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::unionfind::UnionFind;
 
 use crate::graph::{Layer, LayerGraph, Tensor};
+use crate::layer_name::{self, LayerNameError};
 use crate::profile::{LayerProfile, Profile};
 
 /// Layers that the user wants in one stage: both ends of a run in execution order, or each by itself. Names, or numbers
@@ -29,19 +30,8 @@ pub enum TogetherError {
         text: String,
     },
     /// No such layer.
-    #[error(
-        "--together: there is no layer `{name}`; the profile has {layers} layers, from `{first}` to `{last}`"
-    )]
-    UnknownLayer {
-        /// What was given.
-        name: String,
-        /// How many layers there are.
-        layers: usize,
-        /// Name of the first one.
-        first: String,
-        /// Name of the last one.
-        last: String,
-    },
+    #[error("--together: {0}")]
+    Layer(#[from] LayerNameError),
     /// A run that ends before it begins.
     #[error("--together {first}..{last}: `{last}` stands before `{first}` in execution order")]
     Order {
@@ -90,7 +80,7 @@ pub fn layer_graph(profile: &Profile, together: &[Together]) -> Result<LayerGrap
         let layers = tied.layers.iter();
         groups.push(
             layers
-                .filter_map(|name| position(&profile.layers, name))
+                .filter_map(|name| profile.layers.iter().position(|layer| layer.name == *name))
                 .collect(),
         );
     }
@@ -131,14 +121,8 @@ pub fn untied_graph(profile: &Profile, together: &[Together]) -> Result<LayerGra
 
 impl Together {
     fn layers(&self, layers: &[LayerProfile]) -> Result<Vec<usize>, TogetherError> {
-        let find = |name: &String| {
-            position(layers, name).ok_or_else(|| TogetherError::UnknownLayer {
-                name: name.clone(),
-                layers: layers.len(),
-                first: layers[0].name.clone(),
-                last: layers[layers.len() - 1].name.clone(),
-            })
-        };
+        let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+        let find = |name: &String| Ok(layer_name::find(&names, name)?);
         match self {
             Self::Run(first, last) => {
                 let (a, b) = (find(first)?, find(last)?);
@@ -153,12 +137,6 @@ impl Together {
             Self::Layers(names) => names.iter().map(find).collect(),
         }
     }
-}
-
-/// A layer by its name, or else by its number.
-fn position(layers: &[LayerProfile], name: &str) -> Option<usize> {
-    let named = layers.iter().position(|layer| layer.name == name);
-    named.or_else(|| name.parse().ok().filter(|&number| number < layers.len()))
 }
 
 /// The graph with each group made one layer, and with each group all that lies on a path between two of its layers: a
@@ -307,7 +285,7 @@ mod tests {
         }
         let profile = testing::chain(&[1.0; 2], &[0; 2], &[9]);
         let error = |text: &str| layer_graph(&profile, &[text.parse().unwrap()]).unwrap_err();
-        assert!(matches!(error("L0,L7"), TogetherError::UnknownLayer { .. }));
+        assert!(matches!(error("L0,L7"), TogetherError::Layer(_)));
         assert!(matches!(error("L1..L0"), TogetherError::Order { .. }));
     }
 }

@@ -13,6 +13,7 @@ pub mod cost;
 pub mod file;
 pub mod graph;
 pub mod import;
+pub mod layer_name;
 pub mod plan;
 #[cfg(feature = "solver")]
 pub mod planning;

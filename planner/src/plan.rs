@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::cluster::Cluster;
 use crate::cluster::ClusterError;
-use crate::cost::{Fabric, Placement};
+use crate::cost::{Fabric, MemoryShares, Placement};
 use crate::file::{self, FileError};
 use crate::profile::FileRef;
 use crate::schedule::{
@@ -148,6 +148,9 @@ pub struct Stage {
     pub stash_bytes: u64,
     /// Memory of one replica at its fullest.
     pub memory_bytes: u64,
+    /// What it is full of.
+    #[serde(default)]
+    pub memory: MemoryShares,
 }
 
 /// What the obvious alternatives give on the same cluster.

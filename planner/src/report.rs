@@ -61,12 +61,10 @@ pub fn table(plan: &Plan, formula: Formula) -> String {
 fn schedule(plan: &Plan) -> String {
     match (plan.schedule, plan.microbatches) {
         (ScheduleKind::OneFOneB, _) => String::new(),
-        (ScheduleKind::Interleaved, _) => {
-            format!(
-                " ({}, several on a worker)",
-                count(plan.stages.len(), "stage")
-            )
-        }
+        (ScheduleKind::Interleaved, _) => format!(
+            " ({}, not simulated: at the pace of the bottleneck)",
+            count(plan.stages.len(), "piece")
+        ),
         (kind, None) => format!(" ({kind})"),
         (kind, Some(count)) if plan.pace().flushes() => {
             format!(" ({kind}, microbatches per batch: {count})")
@@ -111,10 +109,26 @@ pub fn cluster_line(cluster: &Cluster) -> String {
             show_bandwidth(cluster.bandwidth_bytes_per_s)
         );
     }
-    if let Some(memory) = cluster.memory_bytes {
-        let _ = write!(line, ", {} each", show_bytes(memory as f64));
+    if let Some(memory) = memory(cluster) {
+        let _ = write!(line, ", {memory} each");
     }
     line
+}
+
+/// `16.0 GiB`, or `8.0 GiB to 16.0 GiB`, or `8.0 GiB or more` where some devices have no limit.
+fn memory(cluster: &Cluster) -> Option<String> {
+    let least = cluster.memory_bytes?;
+    let kinds = cluster.servers.iter().flat_map(|server| &server.devices);
+    let limits: Vec<Option<u64>> = kinds.map(|kind| kind.memory_bytes).collect();
+    let least_text = show_bytes(least as f64);
+    if limits.contains(&None) {
+        return Some(format!("{least_text} or more"));
+    }
+    let most = limits.into_iter().flatten().max().unwrap_or(least);
+    Some(match most > least {
+        true => format!("{least_text} to {}", show_bytes(most as f64)),
+        false => least_text,
+    })
 }
 
 fn stage_table(plan: &Plan) -> String {
@@ -163,7 +177,8 @@ fn stage_table(plan: &Plan) -> String {
          direction; memory per worker at its fullest.\n");
     if plan.stages.iter().any(|s| s.delay > 0) {
         text.push_str(
-            "Depth k+1: k minibatches in flight, and the all-reduce may lag one round.\n",
+            "Depth k+1: k minibatches in flight, and the all-reduce may lag one round: it runs beside the next minibatch, \
+             whose weights are one step older for it.\n",
         );
     }
     if plan.stages.iter().any(|s| s.recompute) {
@@ -361,6 +376,8 @@ pub fn explanation(plan: &Plan, explanation: &Explanation) -> String {
         text.push_str(&align(&rows, 1));
         text.push_str("Simulated: seconds per minibatch against this plan's.\n");
     }
+    text.push_str("\nMemory of a worker of each stage\n");
+    text.push_str(&memory_table(plan));
     text.push_str("\nWith other hardware\n");
     let mut rows = vec![header(["", "samples/s", "gain", "  replicas"])];
     rows.extend(explanation.what_if.iter().map(|other| {
@@ -375,12 +392,44 @@ pub fn explanation(plan: &Plan, explanation: &Explanation) -> String {
     text
 }
 
+fn memory_table(plan: &Plan) -> String {
+    let header = [
+        "stage",
+        "weights",
+        "gradients",
+        "optimizer",
+        "stashes",
+        "messages",
+        "workspace",
+        "all",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(plan.stages.iter().enumerate().map(|(i, stage)| {
+        let m = stage.memory;
+        let shares = [
+            m.weights,
+            m.gradients,
+            m.optimizer,
+            m.stashes,
+            m.messages,
+            m.workspace,
+            stage.memory_bytes as f64,
+        ];
+        std::iter::once(i.to_string())
+            .chain(shares.map(show_bytes))
+            .collect()
+    }));
+    let mut text = align(&rows, 1);
+    text.push_str("Weights: all versions held. Stashes: what the minibatches in flight keep for their backward.\n");
+    text
+}
+
 fn baseline_table(plan: &Plan) -> String {
     let mut rows = vec![
         [
             "against",
             "samples/s",
-            "speed-up",
+            "plan gains",
             "traffic/minibatch",
             "memory",
             "",

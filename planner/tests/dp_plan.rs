@@ -260,6 +260,25 @@ fn stages_by_hand_are_judged_against_the_bound() {
 }
 
 #[test]
+fn the_memory_of_each_stage_adds_up() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let plan = planned(&profile, &["--stages", "0:2,2:1"]);
+    for stage in plan["stages"].as_array().unwrap() {
+        let shares = stage["memory"].as_object().unwrap().values();
+        let sum: f64 = shares.map(|bytes| bytes.as_f64().unwrap()).sum();
+        assert_eq!(sum.ceil(), stage["memory_bytes"].as_f64().unwrap());
+    }
+}
+
+#[test]
+fn quiet_json_is_json_alone() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    assert_eq!(planned(&profile, &["--quiet"])["schema"], "dp.plan/1");
+}
+
+#[test]
 fn straight_pipelines_have_no_replicas() {
     let folder = Folder::new();
     let plan = planned(&folder.profile(&small()), &["--straight"]);
@@ -734,6 +753,10 @@ fn a_sweep_prints_one_line_for_each_plan() {
     assert_eq!(fs::read_to_string(file).unwrap(), one);
     for (flags, expected) in [
         (&["--sweep", "gpus=1..3"][..], "--bw is missing"),
+        (
+            &["--gpus", "2", "--bw", "1Gbps", "--sweep", "gpus=1..3"],
+            "give one of them",
+        ),
         (&["--sweep", "bw=1Gbps..2Gbps"], "--gpus is missing"),
         (&["--sweep", "gpus=1"], "gpus=FIRST..LAST"),
         (
@@ -790,7 +813,7 @@ fn nothing_fits_is_exit_3_with_the_nearest_miss() {
         "{error}"
     );
     // What it says is needed suffices.
-    let needed = error.split("--memory ").nth(1).unwrap();
+    let needed = error.split("give it ").nth(1).unwrap();
     let needed = needed.split(' ').next().unwrap();
     planned(&profile, &["--memory", needed]);
 }

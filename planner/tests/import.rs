@@ -101,6 +101,26 @@ fn the_batch_size_can_be_given_where_the_file_does_not_tell_it() {
 }
 
 #[test]
+fn a_batch_size_that_contradicts_the_file_is_said_and_so_is_one_that_is_inferred() {
+    let folder = tempfile::tempdir().unwrap();
+    let graph = folder.path().join("graph.txt");
+    fs::write(&graph, SMALL).unwrap();
+    let notes = |flags: &[&str]| {
+        let plan = folder.path().join("plan.json");
+        let mut command = dp_plan();
+        command.arg(&graph).args(["--gpus", "2", "--bw", "10Gbps"]);
+        let assert = command.args(flags).arg("-o").arg(plan).assert().success();
+        String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+    };
+    assert!(notes(&[]).contains("a batch size of 32 shows in its sizes"));
+    let other = notes(&["--batch", "7"]);
+    assert!(other.contains("32 samples, not of --batch 7"), "{other}");
+    // Such a plan names no layers that dp-run could find.
+    assert!(other.contains("dp-run needs a plan from a profile of dp-profile"));
+    assert_eq!(notes(&["--quiet"]), "");
+}
+
+#[test]
 fn what_is_wrong_in_a_foreign_file_is_one_line_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     for (name, text, flags, expected) in [

@@ -208,14 +208,14 @@ fn what_does_not_fit_or_make_sense_is_one_line() {
             servers,
             &["--cluster", file][..],
             3,
-            "no plan fits 1000kB per worker on 2 devices",
+            "no plan fits 1MB per worker on 2 devices",
         ),
         ("[[server]", &["--cluster", file], 1, "cluster.toml: "),
         (
             servers,
             &["--cluster", file, "--gpus", "3"],
             2,
-            "--gpus asks for more devices than the cluster file has",
+            "cluster.toml has: 2",
         ),
         (
             servers,

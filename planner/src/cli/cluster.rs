@@ -93,11 +93,13 @@ pub(super) fn cluster(arguments: &Arguments) -> Result<Cluster, CliError> {
         let cluster = load(path)?;
         let devices = arguments.gpus.unwrap_or(cluster.devices);
         let first = cluster.with_devices(devices);
-        return first
-            .filter(|_| devices <= cluster.devices)
-            .ok_or(CliError::Usage(
-                "--gpus asks for more devices than the cluster file has",
-            ));
+        return first.filter(|_| devices <= cluster.devices).ok_or_else(|| {
+            CliError::Usage(format!(
+                "--gpus {devices} asks for more devices than {} has: {}",
+                path.display(),
+                cluster.devices
+            ))
+        });
     }
     let bandwidth = match arguments.bw {
         Some(Link::Network(bandwidth)) => bandwidth,
@@ -107,7 +109,8 @@ pub(super) fn cluster(arguments: &Arguments) -> Result<Cluster, CliError> {
     let flat = match (arguments.gpus_per_server, arguments.inner_bw) {
         (Some(_), Some(_)) if arguments.bw == Some(Link::Local) => {
             return Err(CliError::Usage(
-                "--bw local is for one process: servers need the bandwidth of their network cards",
+                "--bw local is for one process: servers need the bandwidth of their network cards"
+                    .to_owned(),
             ));
         }
         (Some(per_server), Some(inner)) => {
@@ -115,7 +118,7 @@ pub(super) fn cluster(arguments: &Arguments) -> Result<Cluster, CliError> {
             let devices = arguments.gpus.unwrap_or(per_server);
             if devices.div_ceil(per_server) > crate::cluster::MOST_SERVERS {
                 return Err(CliError::Usage(
-                    "--gpus over --gpus-per-server makes more than 10000 servers: that is beyond this program",
+                    "--gpus over --gpus-per-server makes more than 10000 servers: that is beyond this program".to_owned(),
                 ));
             }
             Cluster::uniform(devices, per_server, bandwidth, inner, memory)

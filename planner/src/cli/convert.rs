@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::{CliError, parse_count};
-use crate::import::{self, Format};
-use crate::profile::Profile;
+use crate::import::{self, Format, Imported};
 
 /// `dp-plan convert`.
 #[derive(Debug, Args)]
@@ -18,7 +17,8 @@ pub struct Arguments {
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub from: Option<FormatName>,
 
-    /// Samples per minibatch, where another planner's profile does not tell
+    /// Samples in a minibatch of the profile [default: seen from its sizes, or else 1]; times and sizes stay what
+    /// they are
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub batch: Option<usize>,
 
@@ -41,7 +41,7 @@ pub enum FormatName {
     Piper,
 }
 
-/// The profile in `path`; what its format leaves open is told on stderr.
+/// The profile in `path`, with notes on what its format leaves open and what it ties together.
 ///
 /// # Errors
 /// If it cannot be read or used.
@@ -49,26 +49,22 @@ pub(super) fn load(
     path: &Path,
     from: Option<FormatName>,
     batch: Option<usize>,
-) -> Result<Profile, CliError> {
+) -> Result<Imported, CliError> {
     let format = from.map(|name| match name {
         FormatName::Own => Format::Own,
         FormatName::PipeDream => Format::PipeDream,
         FormatName::DnnPartitioning => Format::DnnPartitioning,
         FormatName::Piper => Format::Piper,
     });
-    let imported = import::load(path, format, batch)?;
-    for note in &imported.notes {
-        eprintln!("note: {}: {note}", path.display());
-    }
+    let mut imported = import::load(path, format, batch)?;
     for tied in &imported.profile.tied {
-        eprintln!(
-            "note: {}: the layers {} share the weights `{}`: they stay in one stage",
-            path.display(),
+        imported.notes.push(format!(
+            "the layers {} share the weights `{}`: they stay in one stage",
             tied.layers.join(", "),
             tied.tensor
-        );
+        ));
     }
-    Ok(imported.profile)
+    Ok(imported)
 }
 
 /// Reads the file and writes it in this program's format.
@@ -76,6 +72,9 @@ pub(super) fn load(
 /// # Errors
 /// Each is one line for the user.
 pub(super) fn run(arguments: &Arguments) -> Result<(), CliError> {
-    let profile = load(&arguments.file, arguments.from, arguments.batch)?;
-    Ok(profile.save(&arguments.output)?)
+    let imported = load(&arguments.file, arguments.from, arguments.batch)?;
+    for note in &imported.notes {
+        eprintln!("note: {}: {note}", arguments.file.display());
+    }
+    Ok(imported.profile.save(&arguments.output)?)
 }

@@ -80,16 +80,30 @@ fn axes(arguments: &Arguments) -> Result<Axes, CliError> {
             }
         };
         if twice {
-            return Err(CliError::Usage("--sweep: the same axis stands there twice"));
+            return Err(CliError::Usage(
+                "--sweep: the same axis stands there twice".to_owned(),
+            ));
         }
     }
     if axes.devices.is_empty() && arguments.gpus.is_none() {
         return Err(CliError::Usage(
-            "--gpus is missing: give it, or sweep it too",
+            "--gpus is missing: give it, or sweep it too".to_owned(),
         ));
     }
     if axes.bandwidths.is_empty() && arguments.bw.is_none() {
-        return Err(CliError::Usage("--bw is missing: give it, or sweep it too"));
+        return Err(CliError::Usage(
+            "--bw is missing: give it, or sweep it too".to_owned(),
+        ));
+    }
+    if !axes.devices.is_empty() && arguments.gpus.is_some() {
+        return Err(CliError::Usage(
+            "--gpus and --sweep gpus=...: give one of them".to_owned(),
+        ));
+    }
+    if !axes.bandwidths.is_empty() && arguments.bw.is_some() {
+        return Err(CliError::Usage(
+            "--bw and --sweep bw=...: give one of them".to_owned(),
+        ));
     }
     if !axes.devices.is_empty() && !axes.bandwidths.is_empty() {
         axes.devices = thinned(&axes.devices, MOST_IN_GRID);
@@ -113,7 +127,7 @@ pub(super) fn run(arguments: &Arguments, profile: &Profile) -> Result<(), CliErr
     };
     match &arguments.output {
         Some(path) => Ok(file::write_atomically(path, text.as_bytes())?),
-        None if arguments.quiet => Ok(()),
+        None if arguments.quiet && !arguments.json => Ok(()),
         None => Ok(file::print(&text)?),
     }
 }

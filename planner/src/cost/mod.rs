@@ -18,4 +18,4 @@ pub mod stage;
 pub use evaluate::{Evaluation, LinkBytes, Partition, StageEvaluation};
 pub use formula::Formula;
 pub use placement::{CardLoad, Fabric, Placement};
-pub use stage::{Loads, Machine, StageSums, Traffic};
+pub use stage::{Loads, Machine, MemoryShares, StageSums, Traffic};

@@ -1,5 +1,7 @@
 //! The terms of one stage: sums over its layers in, loads and memory out.
 
+use serde::{Deserialize, Serialize};
+
 use crate::graph::Layer;
 use crate::plan::Cluster;
 use crate::schedule::Holding;
@@ -198,17 +200,54 @@ impl StageSums {
     /// in and out, the ring's chunk, and the largest scratch of a layer.
     #[must_use]
     pub fn memory_of(&self, replicas: usize, holding: Holding) -> f64 {
+        self.memory_shares(replicas, holding).total()
+    }
+
+    /// What [`Self::memory_of`] adds up.
+    #[must_use]
+    pub fn memory_shares(&self, replicas: usize, holding: Holding) -> MemoryShares {
         let chunk = if replicas > 1 {
             self.parameters / replicas as f64
         } else {
             0.0
         };
-        (holding.versions + holding.gradients) as f64 * self.parameters
+        MemoryShares {
+            weights: holding.versions as f64 * self.parameters,
+            gradients: holding.gradients as f64 * self.parameters,
+            optimizer: self.optimizer,
+            stashes: holding.stashes as f64 * self.stash,
+            messages: self.traffic.sent() + self.traffic.received() + chunk,
+            workspace: self.workspace,
+        }
+    }
+}
+
+/// What fills the memory of one replica, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemoryShares {
+    /// Weight versions.
+    pub weights: f64,
+    /// Gradients of the rounds that are open.
+    pub gradients: f64,
+    /// Optimizer state.
+    pub optimizer: f64,
+    /// What the minibatches in flight keep for their backward.
+    pub stashes: f64,
+    /// One minibatch's messages in and out, and a piece of the all-reduce.
+    pub messages: f64,
+    /// The largest scratch of a layer.
+    pub workspace: f64,
+}
+
+impl MemoryShares {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.weights
+            + self.gradients
             + self.optimizer
-            + holding.stashes as f64 * self.stash
-            + self.traffic.sent()
-            + self.traffic.received()
-            + chunk
+            + self.stashes
+            + self.messages
             + self.workspace
     }
 }

@@ -91,6 +91,17 @@ pub struct Imported {
     pub notes: Vec<String>,
 }
 
+impl Imported {
+    /// Whether the profile names layers of no ONNX model.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.profile.device.starts_with(FOREIGN_DEVICE)
+    }
+}
+
+/// How `device` begins in a profile that another planner's profiler wrote, also after `dp-plan convert`.
+const FOREIGN_DEVICE: &str = "unknown: imported";
+
 /// Reads a profile of any format, detected by its content if `format` is none.
 ///
 /// `batch_size` (samples per minibatch) replaces what the file says or implies.
@@ -133,9 +144,23 @@ pub fn load(
             );
             imported.notes.push(note);
         }
-    } else if let Some(batch_size) = batch_size {
-        profile.batch_size = batch_size;
-    } else if profile.batch_size == 0 {
+    } else if let Some(given) = batch_size {
+        if profile.batch_size != 0 && profile.batch_size != given {
+            let note = format!(
+                "its sizes are those of a minibatch of {} samples, not of --batch {given}: `samples` are counted by the \
+                 latter, times and sizes stay what they are",
+                profile.batch_size
+            );
+            imported.notes.push(note);
+        }
+        profile.batch_size = given;
+    } else if profile.batch_size != 0 {
+        let note = format!(
+            "a batch size of {} shows in its sizes (--batch N says otherwise)",
+            profile.batch_size
+        );
+        imported.notes.push(note);
+    } else {
         profile.batch_size = 1;
         let note = "the file does not tell its batch size: `samples` are minibatches here, --batch N changes that";
         imported.notes.push(note.to_owned());
@@ -165,7 +190,7 @@ fn parse(text: &str, format: Format, file: FileRef) -> Result<Imported, ImportEr
     let profile = Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         model: file,
-        device: format!("unknown: imported from a {}", format.name()),
+        device: format!("{FOREIGN_DEVICE} from a {}", format.name()),
         batch_size: batch_size.unwrap_or(0),
         threads: 1,
         optimizer: None,

@@ -110,12 +110,16 @@ pub(super) fn stall(
 }
 
 pub(super) fn place(graph: &LayerGraph, e: &StageEvaluation, stage: usize) -> String {
-    let first = &graph.layer(e.layers.start).name;
-    let last = &graph.layer(e.layers.end - 1).name;
-    let layers = if first == last {
-        first.clone()
-    } else {
-        format!("{first} .. {last}")
+    // Layers that are kept together are one in the graph, named by its first.
+    let members = |layer: usize| &graph.layer(layer).members;
+    let (first, last) = (
+        members(e.layers.start).first(),
+        members(e.layers.end - 1).last(),
+    );
+    let layers = match (first, last) {
+        (Some(first), Some(last)) if first != last => format!("{first} .. {last}"),
+        (Some(only), _) => only.clone(),
+        (None, _) => String::new(),
     };
     format!("stage {stage} ({layers}, x{})", e.replicas)
 }

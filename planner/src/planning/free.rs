@@ -9,7 +9,7 @@ use crate::cost::{Evaluation, Formula, Partition};
 use crate::graph::LayerGraph;
 use crate::plan::{PLAN_SCHEMA, Plan, Stage};
 use crate::profile::{FileRef, Profile};
-use crate::schedule::ScheduleKind;
+use crate::schedule::{Holding, ScheduleKind};
 use crate::solve::free;
 use crate::units::show_time;
 
@@ -78,10 +78,17 @@ pub fn plan_freely(
     let number = |device: usize| used.range(..device).count();
     let busy: f64 = costs.loads.iter().sum::<f64>() / (used.len() as f64 * period.max(1e-300));
     let bytes = costs.sums.iter().map(|sums| sums.traffic.sent()).sum();
+    let full = Holding {
+        versions: devices,
+        gradients: 1,
+        stashes: devices,
+    };
+    let memory = |device: usize| costs.sums[device].memory_shares(1, full);
     let stages = pieces
         .iter()
         .zip(&evaluation.stages)
-        .map(|((device, layers), e)| Stage {
+        .map(|((device, layers), e)| (layers, e, *device, memory(*device)))
+        .map(|(layers, e, device, memory)| Stage {
             layers: layers
                 .clone()
                 .flat_map(|i| graph.layer(i).members.iter().cloned())
@@ -91,7 +98,7 @@ pub fn plan_freely(
             delay: 0,
             versions: devices,
             recompute: false,
-            workers: vec![number(*device)],
+            workers: vec![number(device)],
             servers: Vec::new(),
             kinds: Vec::new(),
             compute_s: e.loads.compute,
@@ -101,7 +108,8 @@ pub fn plan_freely(
             received_bytes: e.sums.traffic.received(),
             parameter_bytes: e.sums.parameters as u64,
             stash_bytes: e.sums.stash as u64,
-            memory_bytes: costs.sums[*device].memory(1, devices, 0).ceil() as u64,
+            memory_bytes: memory.total().ceil() as u64,
+            memory,
         });
     let plan = Plan {
         schema: PLAN_SCHEMA.to_owned(),

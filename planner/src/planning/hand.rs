@@ -1,7 +1,8 @@
 //! Stages that the user writes down: `conv1:2,fc1:1`.
 
 use crate::cost::Partition;
-use crate::graph::{Layer, LayerGraph};
+use crate::graph::LayerGraph;
+use crate::layer_name::{self, LayerNameError};
 
 /// One stage as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,19 +25,8 @@ pub enum HandError {
         text: String,
     },
     /// No such layer.
-    #[error(
-        "--stages: there is no layer `{name}`; the profile has {layers} layers, from `{first}` to `{last}`"
-    )]
-    UnknownLayer {
-        /// What was given.
-        name: String,
-        /// How many layers there are.
-        layers: usize,
-        /// Name of the first one.
-        first: String,
-        /// Name of the last one.
-        last: String,
-    },
+    #[error("--stages: {0}")]
+    Layer(#[from] LayerNameError),
     /// Stages that do not begin at the first layer or do not ascend.
     #[error("--stages: stage {stage} begins at layer {layer} (`{name}`): {rule}")]
     Order {
@@ -95,19 +85,15 @@ pub(super) fn partition(
     specs: &[StageSpec],
     devices: usize,
 ) -> Result<Partition, HandError> {
+    // Layers that are kept together are one here, named by each of them.
+    let (names, places): (Vec<&str>, Vec<usize>) = graph
+        .layers()
+        .enumerate()
+        .flat_map(|(place, layer)| layer.members.iter().map(move |name| (name.as_str(), place)))
+        .unzip();
     let mut starts = Vec::new();
     for spec in specs {
-        let is_it = |layer: &Layer| layer.members.contains(&spec.first);
-        let named = graph.layers().position(is_it);
-        let numbered = || spec.first.parse().ok().filter(|&i| i < graph.len());
-        let start = named
-            .or_else(numbered)
-            .ok_or_else(|| HandError::UnknownLayer {
-                name: spec.first.clone(),
-                layers: graph.len(),
-                first: graph.layer(0).name.clone(),
-                last: graph.layer(graph.len() - 1).name.clone(),
-            })?;
+        let start = places[layer_name::find(&names, &spec.first)?];
         let rule = match starts.last() {
             None if start != 0 => Some("the first stage begins at the first layer"),
             Some(&before) if start <= before => {
@@ -179,10 +165,7 @@ mod tests {
             partition_of("0,2,1"),
             Err(HandError::Order { stage: 2, .. })
         ));
-        assert!(matches!(
-            partition_of("0,9"),
-            Err(HandError::UnknownLayer { .. })
-        ));
+        assert!(matches!(partition_of("0,9"), Err(HandError::Layer(_))));
         assert!(matches!(
             partition_of("0:4,2:1"),
             Err(HandError::Devices { .. })

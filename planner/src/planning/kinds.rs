@@ -87,6 +87,7 @@ fn check_memory(found: &Found, judged: &Judged, request: &Request) -> Result<(),
                 last: found.graph.layer(layers.end - 1).name.clone(),
                 replicas: e.replicas,
                 depth: judged.choice.shapes[stage].depth,
+                may_recompute: request.recompute != super::Recompute::Never,
             }
             .into());
         }

@@ -378,6 +378,9 @@ fn stages(
         first_worker += shape.replicas;
         let recompute = partition.recompute[number];
         let ring = e.ring_bytes(machine);
+        let memory = e
+            .sums
+            .memory_shares(shape.replicas, pace.holding(shapes, number));
         let placement = evaluation.placement.as_ref();
         let (servers, kinds) = placement.map_or_else(Default::default, |p| p.devices_of(number));
         Ok(Stage {
@@ -395,7 +398,8 @@ fn stages(
                 pace.holding(shapes, number).versions
             },
             recompute,
-            memory_bytes: choice.prediction.memory[workers[0]].ceil() as u64,
+            memory_bytes: memory.total().ceil() as u64,
+            memory,
             workers,
             servers,
             kinds,

@@ -37,8 +37,9 @@ impl Solver {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
     "no {what} fits {limit} per worker on {devices} devices: the nearest needs {needed} for stage {stage} \
-     ({first} .. {last}, x{replicas}, {depth} in flight); give --memory {needed} or more, more --gpus, \
-     or profile with a smaller batch"
+     ({first} .. {last}, x{replicas}, {depth} in flight); give it {needed} or more (--memory, or `memory` in a cluster \
+     file), more devices,{} or profile with a smaller batch",
+    if *.may_recompute { "" } else { " --recompute auto," }
 )]
 pub struct Infeasible {
     /// `plan` or the scope that was searched.
@@ -59,6 +60,8 @@ pub struct Infeasible {
     pub replicas: usize,
     /// Minibatches in flight per replica.
     pub depth: usize,
+    /// Whether stages were allowed to recompute.
+    pub may_recompute: bool,
 }
 
 /// A partition and what is proved about it.
@@ -297,17 +300,24 @@ pub(super) fn miss(
         last: graph.layer(layers.end - 1).name.clone(),
         replicas: partition.replicas[stage],
         depth,
+        may_recompute: limits.recompute != Recompute::Never,
     })
 }
 
-/// A size as a flag takes it, rounded up so that giving it suffices.
+/// A size as a flag takes it, rounded up so that giving it suffices: in the tables' units, but in decimal ones where it is
+/// round in those, as a user may have written it.
 pub(super) fn show_limit(bytes: f64) -> String {
-    let (unit, name) = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
-        .into_iter()
-        .find(|(unit, _)| bytes >= 10.0 * unit)
-        .unwrap_or((1.0, "B"));
-    let hundredths = (bytes / unit * 100.0).ceil() / 100.0;
-    format!("{hundredths}{name}")
+    let hundredths = |(unit, name): (f64, &str)| {
+        let hundredths = (bytes / unit * 100.0).ceil() / 100.0;
+        format!("{hundredths}{name}")
+    };
+    let binary = [(3, "GiB"), (2, "MiB"), (1, "KiB")].map(|(n, name)| (1024f64.powi(n), name));
+    let decimal = [(1e9, "GB"), (1e6, "MB")];
+    let round = |unit: f64| bytes >= unit && (bytes / unit).fract() == 0.0;
+    let as_written = binary[..2].iter().chain(&decimal);
+    let unit = as_written.into_iter().find(|(unit, _)| round(*unit));
+    let unit = unit.or_else(|| binary.iter().find(|(unit, _)| bytes >= *unit));
+    hundredths(unit.copied().unwrap_or((1.0, "B")))
 }
 
 #[cfg(test)]
@@ -319,6 +329,21 @@ mod tests {
     use crate::planning::Course;
     use crate::profile::{Edge, Profile};
     use crate::testing;
+
+    #[test]
+    fn limits_read_as_they_were_written_and_what_is_needed_is_rounded_up() {
+        for (bytes, text) in [
+            (16.0 * 1024f64.powi(3), "16GiB"),
+            (16e9, "16GB"),
+            (512.0 * 1_048_576.0, "512MiB"),
+            (500e6, "500MB"),
+            (772.4712 * 1_048_576.0, "772.48MiB"),
+            (1000.0, "1000B"),
+        ] {
+            assert_eq!(show_limit(bytes), text);
+            assert!(crate::units::parse_memory(&show_limit(bytes)).unwrap() as f64 >= bytes);
+        }
+    }
 
     /// Layers that read any earlier ones: tensors of their own for each reader, or one for all.
     fn branching() -> impl Strategy<Value = Profile> {

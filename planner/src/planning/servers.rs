@@ -408,5 +408,6 @@ fn nearest(
         last: graph.layer(layers.end - 1).name.clone(),
         replicas: partition.replicas[stage],
         depth,
+        may_recompute: request.recompute != Recompute::Never,
     }
 }
