@@ -1,8 +1,10 @@
 //! Stages that the user writes down: `conv1:2,fc1:1`.
 
+use super::{Request, Scope};
 use crate::cost::Partition;
 use crate::graph::LayerGraph;
 use crate::layer_name::{self, LayerNameError};
+use crate::profile::Profile;
 
 /// One stage as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub enum HandError {
         /// Name of its first layer.
         name: String,
         /// What is asked for.
-        rule: &'static str,
+        rule: String,
     },
     /// More workers than devices.
     #[error("--stages asks for {workers} workers, --gpus gives {devices} devices: raise --gpus")]
@@ -79,7 +81,21 @@ pub fn parse_stages(text: &str) -> Result<Vec<StageSpec>, HandError> {
         .collect()
 }
 
-/// The partition that the specs describe.
+/// The request with each stage that the user wrote down named by the whole name of its first layer.
+///
+/// Layers are numbered as the profile has them, whatever order the graph is brought into.
+pub(super) fn named(profile: &Profile, request: &Request) -> Result<Request, HandError> {
+    let mut request = request.clone();
+    if let Scope::Given(specs) = &mut request.scope {
+        let names: Vec<&str> = profile.layers.iter().map(|l| l.name.as_str()).collect();
+        for spec in specs {
+            spec.first = names[layer_name::find(&names, &spec.first)?].to_owned();
+        }
+    }
+    Ok(request)
+}
+
+/// The partition that the specs describe, which name layers by their whole names.
 pub(super) fn partition(
     graph: &LayerGraph,
     specs: &[StageSpec],
@@ -95,9 +111,12 @@ pub(super) fn partition(
     for spec in specs {
         let start = places[layer_name::find(&names, &spec.first)?];
         let rule = match starts.last() {
-            None if start != 0 => Some("the first stage begins at the first layer"),
+            None if start != 0 => Some(format!(
+                "the first stage begins at the first layer, `{}`",
+                graph.layer(0).name
+            )),
             Some(&before) if start <= before => {
-                Some("each stage begins behind the one before, in execution order")
+                Some("each stage begins behind the one before, in execution order".to_owned())
             }
             _ => None,
         };
@@ -131,11 +150,27 @@ pub(super) fn partition(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::Cluster;
+    use crate::cost::Formula;
+    use crate::planning::{Course, Recompute, Solver};
     use crate::testing;
 
     fn partition_of(text: &str) -> Result<Partition, HandError> {
-        let graph = LayerGraph::new(&testing::chain(&[1.0; 4], &[0; 4], &[1; 3]));
-        partition(&graph, &parse_stages(text)?, 4)
+        let profile = testing::chain(&[1.0; 4], &[0; 4], &[1; 3]);
+        let graph = LayerGraph::new(&profile);
+        let request = Request {
+            cluster: Cluster::flat(4, 1.0),
+            solver: Solver::Dp,
+            formula: Formula::Ours,
+            scope: Scope::Given(parse_stages(text)?),
+            recompute: Recompute::Auto,
+            together: Vec::new(),
+            course: Course::default(),
+        };
+        match named(&profile, &request)?.scope {
+            Scope::Given(specs) => partition(&graph, &specs, 4),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -184,6 +184,7 @@ pub fn plan(
     profile_file: FileRef,
     request: &Request,
 ) -> Result<Plan, PlanningError> {
+    let request = &hand::named(profile, request)?;
     let graph = layer_graph(profile, &request.together)?;
     let machine = request.machine(profile);
     let space = space::Space::new(&graph);
