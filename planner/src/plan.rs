@@ -158,7 +158,7 @@ pub struct Stage {
 pub struct Baselines {
     /// Every device a full copy, gradients all-reduced in buckets each step.
     pub data_parallel: Baseline,
-    /// The straight pipeline's stages, one minibatch at a time.
+    /// Stages without replicas, one minibatch at a time, those for which that is fastest.
     pub model_parallel: Baseline,
     /// The best pipeline without replication.
     pub straight: Baseline,

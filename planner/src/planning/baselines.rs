@@ -3,15 +3,13 @@
 use super::search::Found;
 use super::space::Space;
 use super::{
-    Course, PlanningError, Request, Scope, Solver, gap, memory_limit, released, search, servers,
-    throughput,
+    Course, PlanningError, Request, Scope, Solver, gap, memory_limit, one_at_a_time, released,
+    search, servers, throughput,
 };
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition, data_parallel};
 use crate::graph::LayerGraph;
 use crate::plan::{Baseline, Baselines, Cluster};
 use crate::profile::Profile;
-use crate::schedule::{Pace, StageShape};
-use crate::simulate::predict;
 use crate::units::show_bytes;
 
 /// Data parallel, model parallel and straight pipeline. Throughputs follow our cost model; under another formula
@@ -43,11 +41,10 @@ pub(super) fn baselines(
         }
         Err(other) => return Err(other),
     };
-    let straight = straight_baseline(profile, machine, request, &stages, why)?;
     Ok(Baselines {
         data_parallel: data_parallel_baseline(profile, space.graph, machine, request),
-        model_parallel: model_parallel_baseline(profile, machine, request, &stages)?,
-        straight,
+        model_parallel: model_parallel_baseline(profile, space, machine, &straight)?,
+        straight: straight_baseline(profile, machine, request, &stages, why)?,
     })
 }
 
@@ -100,24 +97,24 @@ fn data_parallel_baseline(
 
 fn model_parallel_baseline(
     profile: &Profile,
+    space: &Space,
     machine: &Machine,
     request: &Request,
-    stages: &Found,
 ) -> Result<Baseline, PlanningError> {
-    let placement = stages.placement.as_ref();
-    let evaluation = Evaluation::placed(&stages.graph, &stages.partition, machine, placement);
-    let one_at_a_time = StageShape {
-        replicas: 1,
-        depth: 1,
-        delay: 0,
-    };
-    let shapes = vec![one_at_a_time; stages.partition.stages.len()];
-    let prediction = predict(&evaluation, Pace::ONE_F_ONE_B, &shapes, machine)?;
+    let found = match one_at_a_time::find(space, machine, request) {
+        Err(PlanningError::Infeasible(_)) => {
+            let mut unlimited = request.clone();
+            unlimited.cluster = unlimited.cluster.with_memory(None);
+            one_at_a_time::find(space, machine, &unlimited)
+        }
+        other => other,
+    }?;
+    let prediction = found.prediction;
     let memory = prediction.memory.iter().copied().fold(0.0, f64::max);
     Ok(Baseline {
         bottleneck_s: prediction.period,
         throughput_samples_per_s: throughput(profile, prediction.period),
-        bytes_per_minibatch: evaluation.bytes_per_minibatch,
+        bytes_per_minibatch: found.evaluation.bytes_per_minibatch,
         memory_bytes: memory.ceil() as u64,
         infeasible: too_large(memory, request),
     })

@@ -3,7 +3,9 @@
 use super::polish::polish;
 use super::search::{Found, miss, search};
 use super::space::Space;
-use super::{Judged, PlanningError, Request, Scope, baselines, depth, memory_limit, servers};
+use super::{
+    Judged, PlanningError, Request, baselines, depth, memory_limit, one_at_a_time, servers,
+};
 use crate::cost::{Evaluation, Fabric, Formula, Machine, Partition};
 use crate::plan::PassedOver;
 use crate::schedule::{Pace, ScheduleKind, StageShape};
@@ -95,45 +97,19 @@ fn check_memory(found: &Found, judged: &Judged, request: &Request) -> Result<(),
     Ok(())
 }
 
-/// The stages of the best straight pipeline, one minibatch at a time.
+/// Stages without replicas, one minibatch at a time.
 fn model_parallel(
     space: &Space,
     machine: &Machine,
     request: &Request,
 ) -> Result<(Found, Judged), PlanningError> {
-    let straight = Request {
-        scope: match &request.scope {
-            Scope::All => Scope::Straight,
-            other => other.clone(),
-        },
-        ..request.clone()
-    };
-    let mut found = search(space, machine, &straight)?;
-    found.partition.replicas.fill(1);
-    let placement = found.placement.as_ref();
-    let evaluation = Evaluation::placed(&found.graph, &found.partition, machine, placement);
-    let one_at_a_time = StageShape {
-        replicas: 1,
-        depth: 1,
-        delay: 0,
-    };
-    let shapes = vec![one_at_a_time; found.partition.stages.len()];
-    let pace = Pace {
-        kind: ScheduleKind::ModelParallel,
-        ..Pace::ONE_F_ONE_B
-    };
-    let prediction = predict(&evaluation, pace, &shapes, machine)?;
-    // However it is cut, a minibatch goes through all layers.
-    let work = space.graph.layers().map(|l| l.forward + l.backward).sum();
-    let work = match Fabric::new(&request.cluster) {
-        Some(fabric) => {
-            let fastest = fabric.slots.iter().map(|s| s.speed).fold(0.0, f64::max);
-            work / fastest
-        }
-        None => work,
-    };
-    found.lower_bound = f64::min(work, prediction.period);
-    found.proved = prediction.period <= work * (1.0 + 1e-9);
+    let one_at_a_time::OneAtATime {
+        found,
+        evaluation,
+        shapes,
+        prediction,
+    } = one_at_a_time::find(space, machine, request)?;
+    let pace = one_at_a_time::PACE;
     Ok((found, judged(machine, evaluation, pace, shapes, prediction)))
 }
 

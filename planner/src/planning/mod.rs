@@ -8,6 +8,7 @@ mod grid;
 mod hand;
 mod kinds;
 mod neighbours;
+mod one_at_a_time;
 mod polish;
 mod released;
 mod search;

@@ -11,11 +11,13 @@ mod downsets;
 pub mod free;
 pub mod hierarchy;
 mod ilp;
+mod sequential;
 pub mod servers;
 mod threshold;
 
 pub use downsets::{Downsets, MOST_DOWNSETS};
 pub use ilp::solve as ilp;
+pub use sequential::solve as sequential;
 pub use threshold::{least_memory, solve as dynamic_program};
 
 use std::sync::Arc;
@@ -204,7 +206,7 @@ pub(crate) mod tests {
     }
 
     /// Random chains: compute, weights, stash, edges; devices and memory limit.
-    fn problems() -> impl Strategy<Value = Problem> {
+    pub fn problems() -> impl Strategy<Value = Problem> {
         let layer = (0u32..40, 0u64..400, 0u64..300, 0u64..200, 0u32..3);
         (
             proptest::collection::vec(layer, 1..6),
