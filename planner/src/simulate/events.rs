@@ -11,8 +11,8 @@ use crate::schedule::{Op, Schedule};
 /// Carries out a schedule.
 ///
 /// A message occupies its sender's link, the network cards of two servers and its receiver's link for bytes / bandwidth
-/// each, cut through, first come first served, and arrives a latency later. An all-reduce is a ring of 2(r-1)
-/// such messages per replica, so that activations pass between its chunks; long rings send several chunks as one message.
+/// each, cut through, first come first served but for small ones, which pass large ones, and arrives a latency later. An
+/// all-reduce is a ring of 2(r-1) such messages per replica; long rings send several chunks as one message.
 /// The core's share of communication is added to the operation that causes it.
 ///
 /// None if the schedule gets stuck, which [`Schedule::check`] explains.

@@ -12,12 +12,44 @@ pub(super) struct Ways {
     /// Seconds per byte of links within each server, and of its network card.
     inner: Vec<f64>,
     card: Vec<f64>,
-    /// When each direction of each worker's link is free again, seconds.
-    out_free: Vec<f64>,
-    in_free: Vec<f64>,
+    /// Each direction of each worker's link.
+    out: Vec<Direction>,
+    into: Vec<Direction>,
     /// The same of each server's card.
-    card_out_free: Vec<f64>,
-    card_in_free: Vec<f64>,
+    card_out: Vec<Direction>,
+    card_into: Vec<Direction>,
+}
+
+/// A message this much smaller than the largest one passes it.
+const SMALL: f64 = 0.25;
+
+/// One direction of a link.
+///
+/// Transports send large tensors in pieces, between which small messages pass: the hops of an all-reduce, one behind the
+/// other, would else each wait for whole activations. Those that pass are served first come first served, and so are the
+/// others, behind all the bytes of both.
+#[derive(Clone, Copy, Debug, Default)]
+struct Direction {
+    /// When it is free again for messages that pass, and for others, seconds.
+    small_free: f64,
+    free: f64,
+    /// Bytes of the largest message so far.
+    largest: f64,
+}
+
+impl Direction {
+    /// Takes a message that is there at `now`: when it begins.
+    fn take(&mut self, bytes: f64, seconds: f64, now: f64) -> f64 {
+        self.largest = self.largest.max(bytes);
+        let behind_all = now.max(self.free);
+        self.free = behind_all + seconds;
+        if bytes > SMALL * self.largest {
+            return behind_all;
+        }
+        let start = now.max(self.small_free);
+        self.small_free = start + seconds;
+        start
+    }
 }
 
 impl Ways {
@@ -37,10 +69,10 @@ impl Ways {
             link: 1.0 / machine.bandwidth,
             inner: fabric.map_or_else(Vec::new, |fabric| seconds(&fabric.inner)),
             card: fabric.map_or_else(Vec::new, |fabric| seconds(&fabric.cards)),
-            out_free: vec![0.0; workers],
-            in_free: vec![0.0; workers],
-            card_out_free: vec![0.0; servers],
-            card_in_free: vec![0.0; servers],
+            out: vec![Direction::default(); workers],
+            into: vec![Direction::default(); workers],
+            card_out: vec![Direction::default(); servers],
+            card_into: vec![Direction::default(); servers],
         }
     }
 
@@ -62,15 +94,14 @@ impl Ways {
         let (away, home) = (server(from), server(to));
         let link = |server: Option<usize>| server.map_or(self.link, |v| self.inner[v]);
         let outside = away.zip(home).filter(|(away, home)| away != home);
-        let (free, per_byte, last) = match (part, outside) {
-            (0, _) => (&mut self.out_free[from], link(away), false),
-            (1, Some((away, _))) => (&mut self.card_out_free[away], self.card[away], false),
-            (2, Some((_, home))) => (&mut self.card_in_free[home], self.card[home], false),
-            _ => (&mut self.in_free[to], link(home), true),
+        let (direction, per_byte, last) = match (part, outside) {
+            (0, _) => (&mut self.out[from], link(away), false),
+            (1, Some((away, _))) => (&mut self.card_out[away], self.card[away], false),
+            (2, Some((_, home))) => (&mut self.card_into[home], self.card[home], false),
+            _ => (&mut self.into[to], link(home), true),
         };
-        let start = now.max(*free);
         let seconds = bytes * per_byte;
-        *free = start + seconds;
+        let start = direction.take(bytes, seconds, now);
         (start, seconds, last)
     }
 }
@@ -82,6 +113,19 @@ mod tests {
     use crate::cost::{Fabric, Partition, Placement};
     use crate::graph::LayerGraph;
     use crate::testing;
+
+    #[test]
+    fn a_small_message_passes_large_ones_which_wait_for_it_in_turn() {
+        let mut link = Direction::default();
+        assert_eq!(link.take(100.0, 100.0, 0.0), 0.0);
+        assert_eq!(link.take(100.0, 100.0, 1.0), 100.0);
+        assert_eq!(link.take(10.0, 10.0, 2.0), 2.0);
+        // Behind the one that passes, not behind the large ones.
+        assert_eq!(link.take(10.0, 10.0, 3.0), 12.0);
+        // The link carries no more than it can.
+        assert_eq!(link.take(100.0, 100.0, 4.0), 220.0);
+        assert_eq!(link.take(26.0, 26.0, 5.0), 320.0);
+    }
 
     #[test]
     fn what_leaves_a_server_shares_its_card() {
