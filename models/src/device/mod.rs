@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use crate::tensor::{DType, Tensor};
 use params::{
-    AdamStep, Axis, Binary, Conv, Gemm, Lrn, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
+    AdamStep, Axis, Binary, Conv, Gemm, LayerNorm, Lrn, LstmCell, MaskSeed, Pool, Reduction,
+    SgdStep, Unary, View,
 };
 use pool::Memory;
 
@@ -76,6 +77,37 @@ pub struct BatchNormBackward {
     pub scale: Tensor,
     /// Of the shift.
     pub bias: Tensor,
+}
+
+/// What layer norm gives.
+#[derive(Debug)]
+pub struct LayerNormForward {
+    /// Normalised, scaled and shifted input.
+    pub output: Tensor,
+    /// Mean of each row; 0 where it is not subtracted.
+    pub mean: Tensor,
+    /// 1 / sqrt(variance + eps) of each row, with the biased variance (not centred: the mean square).
+    pub inv_std: Tensor,
+}
+
+/// Gradients of layer norm.
+#[derive(Debug)]
+pub struct LayerNormBackward {
+    /// Of the input.
+    pub input: Tensor,
+    /// Of scale and shift, `[len]`, where there is a scale.
+    pub parameters: Option<(Tensor, Tensor)>,
+}
+
+/// What a step of an LSTM gives.
+#[derive(Debug)]
+pub struct LstmStep {
+    /// Gates after their functions.
+    pub gates: Tensor,
+    /// Cell state, `[batch, hidden]`.
+    pub cell: Tensor,
+    /// Hidden state, `[batch, hidden]`.
+    pub hidden: Tensor,
 }
 
 /// What a loss gives.
@@ -228,6 +260,50 @@ pub trait Device: fmt::Debug + Send + Sync {
         grad: Tensor,
     ) -> BatchNormBackward;
 
+    /// Layer norm: `(x - mean) * inv_std * scale + bias`, with scale and bias of `len` elements.
+    fn layer_norm(
+        &self,
+        p: &LayerNorm,
+        x: &Tensor,
+        scale: Option<&Tensor>,
+        bias: Option<&Tensor>,
+    ) -> LayerNormForward;
+
+    /// Gradients of [`Self::layer_norm`].
+    fn layer_norm_backward(
+        &self,
+        p: &LayerNorm,
+        x: &Tensor,
+        scale: Option<&Tensor>,
+        mean: &Tensor,
+        inv_std: &Tensor,
+        grad: Tensor,
+    ) -> LayerNormBackward;
+
+    /// One step of an LSTM from its gates before their functions and the cell state before it: `cell' = forget *
+    /// cell + input * gate; hidden = output * h(cell')`. `peepholes` (`[3 * hidden]`, input, output, forget)
+    /// let the gates see the cell state, the output gate the new one.
+    fn lstm_cell(
+        &self,
+        p: &LstmCell,
+        gates: Tensor,
+        cell: &Tensor,
+        peepholes: Option<&Tensor>,
+    ) -> LstmStep;
+
+    /// Gradients of [`Self::lstm_cell`]: of the gates before their functions and of the cell state before the
+    /// step, from the gates after their functions, the cell state before and after the step, and the gradients
+    /// of both states after it.
+    fn lstm_cell_backward(
+        &self,
+        p: &LstmCell,
+        gates: Tensor,
+        cells: [&Tensor; 2],
+        peepholes: Option<&Tensor>,
+        grad_hidden: &Tensor,
+        grad_cell: Tensor,
+    ) -> (Tensor, Tensor);
+
     /// Softmax (`log`: its logarithm) along the axis.
     fn softmax(&self, axis: Axis, x: Tensor, log: bool) -> Tensor;
 
@@ -243,8 +319,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Element-wise function.
     fn unary(&self, op: Unary, x: Tensor) -> Tensor;
 
-    /// Gradient of [`Self::unary`]. `saved` is the output (Relu, Sigmoid, Tanh) or the input (Clip);
-    /// Scale needs none and is its own gradient through [`Self::unary`].
+    /// Gradient of [`Self::unary`]. `saved` is the output or the input, as [`Unary::saves_output`] says.
     fn unary_backward(&self, op: Unary, saved: &Tensor, grad: Tensor) -> Tensor;
 
     /// Element-wise function with numpy broadcasting; float or int64.

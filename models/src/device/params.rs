@@ -123,6 +123,35 @@ pub struct Lrn {
     pub bias: f32,
 }
 
+/// Normalisation of each row of `[rows, len]` by its own statistics.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorm {
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub len: usize,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Subtracts the mean first; without, a row is divided by its root mean square.
+    pub centered: bool,
+}
+
+/// One step of an LSTM: gates `[batch, 4 * hidden]` in ONNX's order input, output, forget, cell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LstmCell {
+    /// Samples.
+    pub batch: usize,
+    /// Elements of the hidden state.
+    pub hidden: usize,
+    /// Functions of the gates (input, output, forget), of the cell gate, and of the cell state. They must be
+    /// such that the output tells the slope: see [`Unary::slope_at_output`].
+    pub activations: [Unary; 3],
+    /// Bound on the size of what the gates' functions see; may be infinite.
+    pub clip: f32,
+    /// The forget gate is 1 minus the input gate.
+    pub coupled: bool,
+}
+
 /// A strided selection from a tensor: element `[i, j, ..]` lies at `offset + i * strides[0] + ..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
@@ -152,6 +181,103 @@ pub enum Unary {
     },
     /// factor * x
     Scale(f32),
+    /// x * Phi(x), with the distribution function Phi of the standard normal distribution
+    Gelu,
+    /// Gelu with 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) for Phi(x)
+    GeluTanh,
+    /// x, times the factor where it is negative
+    LeakyRelu(f32),
+    /// scale * x where x > 0, else factor * (exp(rate * x) - 1): Elu, Selu and Celu
+    Elu {
+        /// Factor of positive values.
+        scale: f32,
+        /// Limit for negative values, with the sign turned.
+        factor: f32,
+        /// Factor in the exponent.
+        rate: f32,
+    },
+    /// x where it is above the threshold, else 0
+    Threshold(f32),
+    /// min(max(alpha * x + beta, 0), 1)
+    HardSigmoid {
+        /// Slope.
+        alpha: f32,
+        /// Value at 0.
+        beta: f32,
+    },
+    /// x * min(max(x / 6 + 0.5, 0), 1)
+    HardSwish,
+    /// x * tanh(softplus(x))
+    Mish,
+    /// ln(1 + exp(x))
+    Softplus,
+    /// x / (1 + |x|)
+    Softsign,
+    /// x - bias above lambda, x + bias below -lambda, else 0
+    Shrink {
+        /// Half width of what becomes 0.
+        lambda: f32,
+        /// How far the rest is moved toward 0.
+        bias: f32,
+    },
+    /// alpha * x + beta
+    Affine {
+        /// Slope.
+        alpha: f32,
+        /// Value at 0.
+        beta: f32,
+    },
+    /// alpha * tanh(beta * x)
+    ScaledTanh {
+        /// Largest value.
+        alpha: f32,
+        /// Factor of the argument.
+        beta: f32,
+    },
+}
+
+impl Unary {
+    /// Whether the gradient is made from the output instead of the input.
+    pub fn saves_output(self) -> bool {
+        matches!(self, Unary::Relu | Unary::Sigmoid | Unary::Tanh)
+    }
+
+    /// The derivative where the function has the value `y`, for the functions that a recurrent cell may use;
+    /// `None` for others.
+    #[inline(always)]
+    pub fn slope_at_output(self, y: f32) -> Option<f32> {
+        let pick = |condition: bool, slope: f32| if condition { slope } else { 0.0 };
+        Some(match self {
+            Unary::Relu => pick(y > 0.0, 1.0),
+            Unary::Sigmoid => y * (1.0 - y),
+            Unary::Tanh => 1.0 - y * y,
+            Unary::LeakyRelu(factor) if factor >= 0.0 => {
+                if y > 0.0 {
+                    1.0
+                } else {
+                    factor
+                }
+            }
+            Unary::Elu {
+                scale,
+                factor,
+                rate,
+            } if scale > 0.0 && factor >= 0.0 => {
+                if y > 0.0 {
+                    scale
+                } else {
+                    rate * (y + factor)
+                }
+            }
+            Unary::Threshold(threshold) if threshold >= 0.0 => pick(y > threshold, 1.0),
+            Unary::HardSigmoid { alpha, .. } => pick(y > 0.0 && y < 1.0, alpha),
+            Unary::Softplus => 1.0 - (-y).exp(),
+            Unary::Softsign => (1.0 - y.abs()) * (1.0 - y.abs()),
+            Unary::Affine { alpha, .. } => alpha,
+            Unary::ScaledTanh { alpha, beta } if alpha != 0.0 => beta * (alpha - y * y / alpha),
+            _ => return None,
+        })
+    }
 }
 
 /// Element-wise functions of two arguments.

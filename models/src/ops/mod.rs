@@ -17,7 +17,9 @@ mod gemm;
 mod lrn;
 mod matmul;
 mod movement;
+mod normalization;
 mod pooling;
+mod prelu;
 mod reduce;
 mod reshape;
 mod softmax;
@@ -130,10 +132,17 @@ pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         "Conv" => conv::build(spec),
         "Gemm" => gemm::build(spec),
         "MatMul" => matmul::build(spec),
-        "Relu" | "Sigmoid" | "Tanh" | "Clip" => activation::build(spec),
+        "Relu" | "Sigmoid" | "Tanh" | "Clip" | "Gelu" | "LeakyRelu" | "ThresholdedRelu" | "Elu"
+        | "Selu" | "Celu" | "HardSigmoid" | "HardSwish" | "Mish" | "Softplus" | "Softsign"
+        | "Shrink" => activation::build(spec),
+        "PRelu" => prelu::build(spec),
         "Add" | "Sub" | "Mul" | "Div" => arithmetic::build(spec),
         "MaxPool" | "AveragePool" | "GlobalAveragePool" => pooling::build(spec),
         "BatchNormalization" => batch_norm::build(spec),
+        "LayerNormalization"
+        | "RMSNormalization"
+        | "InstanceNormalization"
+        | "GroupNormalization" => normalization::build(spec),
         "Dropout" => dropout::build(spec),
         "LRN" => lrn::build(spec),
         "Softmax" | "LogSoftmax" => softmax::build(spec),

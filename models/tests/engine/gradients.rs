@@ -127,6 +127,81 @@ proptest! {
     }
 
     #[test]
+    fn smooth_activations(shape in shape(0..4), which in 0usize..8, alpha in 0.3f32..1.5, seed: u64) {
+        let (name, opset) = [
+            ("Gelu", 20), ("Gelu", 20), ("Mish", 18), ("Softplus", 7), ("Softsign", 7), ("Elu", 7), ("Celu", 12),
+            ("Selu", 7),
+        ][which];
+        let case = Case::new(name, opset);
+        let case = match which {
+            0 => case.string("approximate", "tanh"),
+            5 | 6 => case.float("alpha", alpha),
+            7 => case.float("alpha", alpha).float("gamma", 1.2),
+            _ => case,
+        };
+        let bends = which >= 4;
+        check_gradients(&case.input(if bends { random_apart(&shape, seed, 0.2) } else { random(&shape, seed) }));
+    }
+
+    #[test]
+    fn bent_activations(shape in shape(0..4), which in 0usize..5, seed: u64) {
+        // Values lie at odd multiples of 0.1, bends at even ones.
+        let case = match which {
+            0 => Case::new("LeakyRelu", 16).float("alpha", 0.3),
+            1 => Case::new("ThresholdedRelu", 10).float("alpha", 0.4),
+            2 => Case::new("HardSigmoid", 7).float("alpha", 0.5).float("beta", 0.6),
+            3 => Case::new("HardSwish", 14),
+            _ => Case::new("Shrink", 9).float("lambd", 0.4).float("bias", -0.3),
+        };
+        check_gradients(&case.input(random_apart(&shape, seed, 0.2)));
+    }
+
+    #[test]
+    fn prelu((x, slope) in broadcasting(), seed: u64) {
+        let (x, slope) = if x.len() < slope.len() { (slope, x) } else { (x, slope) };
+        prop_assume!(slope.iter().rev().zip(x.iter().rev()).all(|(s, x)| s == x || *s == 1));
+        check_gradients(&Case::new("PRelu", 16).input(random_apart(&x, seed, 0.2)).input(random(&slope, seed ^ 1)));
+    }
+
+    #[test]
+    fn layer_norm(shape in shape(1..5), axis in 0usize..5, ones in 0u8..8, bias: bool, rms: bool, seed: u64) {
+        let axis = axis % shape.len();
+        let mut scale = shape[axis..].to_vec();
+        for (at, extent) in scale.iter_mut().enumerate() {
+            if ones < 4 && ones >> at & 1 == 1 {
+                *extent = 1;
+            }
+        }
+        let mut case = Case::new(if rms { "RMSNormalization" } else { "LayerNormalization" }, 23)
+            .int("axis", axis as i64 - shape.len() as i64)
+            .float("epsilon", 0.3)
+            .input(random(&shape, seed))
+            .input(random(&scale, seed ^ 1));
+        if bias && !rms {
+            case = case.input(random(&shape[axis..], seed ^ 2));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn group_norm(
+        n in 1usize..3, groups in 1usize..4, inner in 1usize..3, spatial in shape(0..3), which in 0usize..3, seed: u64,
+    ) {
+        let channels = groups * inner;
+        let x = random(&[vec![n, channels], spatial].concat(), seed);
+        let (case, parameters) = match which {
+            0 => (Case::new("InstanceNormalization", 7), channels),
+            1 => (Case::new("GroupNormalization", 18).int("num_groups", groups as i64), groups),
+            _ => (Case::new("GroupNormalization", 21).int("num_groups", groups as i64), channels),
+        };
+        check_gradients(&case
+            .float("epsilon", 0.3)
+            .input(x)
+            .input(random(&[parameters], seed ^ 1))
+            .input(random(&[parameters], seed ^ 2)));
+    }
+
+    #[test]
     fn arithmetic((a, b) in broadcasting(), which in 0usize..4, constant in 0usize..6, seed: u64) {
         let name = ["Add", "Sub", "Mul", "Div"][which];
         let (a, b) = (random(&a, seed), random_positive(&b, seed ^ 1));

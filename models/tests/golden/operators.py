@@ -77,6 +77,21 @@ case("MatMul", 13, [data(3, 4), data(1, 1, 4, 2)])
 # Element-wise
 for op in ("Relu", "Sigmoid", "Tanh"):
     case(op, 14, [data(3, 5, low=-4, high=4)])
+x = data(3, 5, low=-4, high=4)
+for op, opset in (("HardSwish", 14), ("Mish", 18), ("Softplus", 7), ("Softsign", 7), ("LeakyRelu", 7),
+                  ("ThresholdedRelu", 10), ("Elu", 7), ("Selu", 7), ("Celu", 12), ("HardSigmoid", 7), ("Shrink", 9),
+                  ("Gelu", 20)):
+    case(op, opset, [x])
+case("Gelu", 20, [x], approximate="tanh")
+case("LeakyRelu", 16, [x], alpha=0.3)
+case("ThresholdedRelu", 10, [x], alpha=0.5)
+case("Elu", 7, [x], alpha=0.4)
+case("Selu", 7, [x], alpha=1.2, gamma=0.9)
+case("Celu", 12, [x], alpha=0.6)
+case("HardSigmoid", 7, [x], alpha=0.3, beta=0.4)
+case("Shrink", 9, [x], lambd=1.0, bias=0.75)
+case("PRelu", 7, [data(2, 3, 4), data(3, 1)])
+case("PRelu", 16, [data(2, 3, 4), data(1)])
 case("Clip", 6 + 1, [data(3, 5)], min=-0.25, max=0.5)
 case("Clip", 13, [data(3, 5), np.float32(-0.25), np.float32(0.5)], constant=(1, 2))
 case("Clip", 13, [data(3, 5), None, np.float32(0.5)], constant=(2,))
@@ -106,6 +121,13 @@ case("ReduceMean", 18, [data(2, 3)], keepdims=0)
 c = [data(3), data(3), data(3), data(3, low=0.5)]
 case("BatchNormalization", 9, [data(2, 3, 4, 2), *c], epsilon=1e-3)
 case("BatchNormalization", 15, [data(2, 3), *c])
+for opset in (17,):
+    case("LayerNormalization", opset, [data(2, 3, 4), data(4), data(4)])
+    case("LayerNormalization", opset, [data(2, 3, 4), data(3, 4)], axis=1, epsilon=0.01)
+    case("LayerNormalization", opset, [data(2, 3, 4), data(3, 4), data(3, 4)], 3, axis=-2)
+case("InstanceNormalization", 7, [data(2, 3, 4, 2), data(3), data(3)], epsilon=0.001)
+case("GroupNormalization", 18, [data(2, 4, 3), data(2), data(2)], num_groups=2)
+case("GroupNormalization", 21, [data(2, 6, 2, 2), data(6), data(6)], num_groups=3, epsilon=0.01)
 case("LRN", 13, [data(2, 6, 2, 2)], size=3, alpha=0.3, beta=0.6, bias=1.2)
 case("LRN", 13, [data(2, 5, 3, 1)], size=5)
 for opset in (11, 13):

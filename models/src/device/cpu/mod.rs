@@ -8,13 +8,17 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::params::{
-    AdamStep, Axis, Binary, Conv, Gemm, Lrn, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
+    AdamStep, Axis, Binary, Conv, Gemm, LayerNorm, Lrn, LstmCell, MaskSeed, Pool, Reduction,
+    SgdStep, Unary, View,
 };
 use super::pool::{self, Memory};
-use super::{BatchNormBackward, BatchNormForward, Device, LossOutput};
+use super::{
+    BatchNormBackward, BatchNormForward, Device, LayerNormBackward, LayerNormForward, LossOutput,
+    LstmStep,
+};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
-use kernels::{conv, elementwise, lrn, matmul, norm, pool as pooling};
+use kernels::{conv, elementwise, layer_norm, lrn, lstm, matmul, norm, pool as pooling};
 use reference::{layout, loss};
 
 /// A CPU worker's device: a pool of memory and a number of cores.
@@ -350,6 +354,106 @@ impl Device for CpuDevice {
             scale: scale_grad,
             bias: bias_grad,
         }
+    }
+
+    fn layer_norm(
+        &self,
+        p: &LayerNorm,
+        x: &Tensor,
+        scale: Option<&Tensor>,
+        bias: Option<&Tensor>,
+    ) -> LayerNormForward {
+        let mut output = self.floats(x.shape());
+        let [mut mean, mut inv_std] = [(); 2].map(|()| self.floats(&[p.rows]));
+        layer_norm::forward(
+            p,
+            x.f32s(),
+            scale.map(Tensor::f32s),
+            bias.map(Tensor::f32s),
+            out(&mut output),
+            (out(&mut mean), out(&mut inv_std)),
+        );
+        LayerNormForward {
+            output,
+            mean,
+            inv_std,
+        }
+    }
+
+    fn layer_norm_backward(
+        &self,
+        p: &LayerNorm,
+        x: &Tensor,
+        scale: Option<&Tensor>,
+        mean: &Tensor,
+        inv_std: &Tensor,
+        grad: Tensor,
+    ) -> LayerNormBackward {
+        let mut input = self.owned(grad);
+        let mut parameters = scale.map(|_| [(); 2].map(|()| self.floats(&[p.len])));
+        let sums = parameters
+            .as_mut()
+            .map(|[scale, bias]| (out(scale), out(bias)));
+        let statistics = (mean.f32s(), inv_std.f32s());
+        layer_norm::backward(
+            p,
+            x.f32s(),
+            scale.map(Tensor::f32s),
+            statistics,
+            out(&mut input),
+            sums,
+        );
+        LayerNormBackward {
+            input,
+            parameters: parameters.map(|[scale, bias]| (scale, bias)),
+        }
+    }
+
+    fn lstm_cell(
+        &self,
+        p: &LstmCell,
+        gates: Tensor,
+        cell: &Tensor,
+        peepholes: Option<&Tensor>,
+    ) -> LstmStep {
+        let mut gates = self.owned(gates);
+        let mut hidden = self.floats(cell.shape());
+        let mut after = self.floats(cell.shape());
+        lstm::forward(
+            p,
+            out(&mut gates),
+            cell.f32s(),
+            peepholes.map(Tensor::f32s),
+            out(&mut after),
+            out(&mut hidden),
+        );
+        LstmStep {
+            gates,
+            cell: after,
+            hidden,
+        }
+    }
+
+    fn lstm_cell_backward(
+        &self,
+        p: &LstmCell,
+        gates: Tensor,
+        cells: [&Tensor; 2],
+        peepholes: Option<&Tensor>,
+        grad_hidden: &Tensor,
+        grad_cell: Tensor,
+    ) -> (Tensor, Tensor) {
+        let mut gates = self.owned(gates);
+        let mut grad_cell = self.owned(grad_cell);
+        lstm::backward(
+            p,
+            out(&mut gates),
+            cells.map(Tensor::f32s),
+            peepholes.map(Tensor::f32s),
+            grad_hidden.f32s(),
+            out(&mut grad_cell),
+        );
+        (gates, grad_cell)
     }
 
     fn softmax(&self, axis: Axis, x: Tensor, log: bool) -> Tensor {

@@ -18,8 +18,55 @@ pub fn unary(op: Unary, x: &mut [f32]) {
             if x > high { high } else { x }
         }),
         Unary::Scale(factor) => each(x, |x| factor * x),
+        Unary::Gelu => each(x, |x| x * math::normal(x)),
+        Unary::GeluTanh => each(x, |x| 0.5 * x * (1.0 + math::tanh(gelu_inner(x)))),
+        Unary::LeakyRelu(factor) => each(x, |x| if x < 0.0 { factor * x } else { x }),
+        Unary::Elu {
+            scale,
+            factor,
+            rate,
+        } => each(x, |x| {
+            if x > 0.0 {
+                scale * x
+            } else {
+                factor * (math::exp(rate * x) - 1.0)
+            }
+        }),
+        Unary::Threshold(threshold) => each(x, |x| if x <= threshold { 0.0 } else { x }),
+        Unary::HardSigmoid { alpha, beta } => each(x, |x| unit(alpha * x + beta)),
+        Unary::HardSwish => each(x, |x| x * unit(x / 6.0 + 0.5)),
+        Unary::Mish => each(x, |x| x * math::tanh_softplus(x)),
+        Unary::Softplus => each(x, |x| {
+            (if x < 0.0 { 0.0 } else { x }) + math::exp(-x.abs()).ln_1p()
+        }),
+        Unary::Softsign => each(x, |x| x / (1.0 + x.abs())),
+        Unary::Shrink { lambda, bias } => each(x, |x| {
+            if x.abs() <= lambda {
+                0.0
+            } else {
+                x - bias.copysign(x) * bias.signum()
+            }
+        }),
+        Unary::Affine { alpha, beta } => each(x, |x| alpha * x + beta),
+        Unary::ScaledTanh { alpha, beta } => each(x, |x| alpha * math::tanh(beta * x)),
     }
 }
+
+/// x cut to 0..1; NaN stays NaN.
+#[inline(always)]
+fn unit(x: f32) -> f32 {
+    let x = if x < 0.0 { 0.0 } else { x };
+    if x > 1.0 { 1.0 } else { x }
+}
+
+/// What Gelu's approximation takes the tanh of.
+#[inline(always)]
+fn gelu_inner(x: f32) -> f32 {
+    GELU_SLOPE * (x + 0.044_715 * x * x * x)
+}
+
+/// sqrt(2 / pi)
+const GELU_SLOPE: f32 = 0.797_884_6;
 
 fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
     arch().dispatch(
@@ -42,6 +89,56 @@ pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
             );
         }
         Unary::Scale(factor) => each(grad, |g| factor * g),
+        Unary::Gelu => each_with(grad, saved, |g, x| {
+            g * (math::normal(x) + x * math::normal_density(x))
+        }),
+        Unary::GeluTanh => each_with(grad, saved, |g, x| {
+            let t = math::tanh(gelu_inner(x));
+            let inner = GELU_SLOPE * (1.0 + 3.0 * 0.044_715 * x * x);
+            g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+        }),
+        Unary::LeakyRelu(factor) => {
+            each_with(grad, saved, |g, x| if x > 0.0 { g } else { factor * g });
+        }
+        Unary::Elu {
+            scale,
+            factor,
+            rate,
+        } => each_with(grad, saved, |g, x| {
+            g * if x > 0.0 {
+                scale
+            } else {
+                factor * rate * math::exp(rate * x)
+            }
+        }),
+        Unary::Threshold(threshold) => {
+            each_with(grad, saved, |g, x| if x > threshold { g } else { 0.0 });
+        }
+        Unary::HardSigmoid { alpha, beta } => each_with(grad, saved, |g, x| {
+            let y = alpha * x + beta;
+            if y > 0.0 && y < 1.0 { alpha * g } else { 0.0 }
+        }),
+        Unary::HardSwish => each_with(grad, saved, |g, x| {
+            let slope = if x < 3.0 { x / 3.0 + 0.5 } else { 1.0 };
+            if x <= -3.0 { 0.0 } else { g * slope }
+        }),
+        Unary::Mish => each_with(grad, saved, |g, x| {
+            let t = math::tanh_softplus(x);
+            g * (t + x * (1.0 - t * t) * math::sigmoid(x))
+        }),
+        Unary::Softplus => each_with(grad, saved, |g, x| g * math::sigmoid(x)),
+        Unary::Softsign => each_with(grad, saved, |g, x| {
+            let d = 1.0 + x.abs();
+            g / (d * d)
+        }),
+        Unary::Shrink { lambda, .. } => {
+            each_with(grad, saved, |g, x| if x.abs() > lambda { g } else { 0.0 });
+        }
+        Unary::Affine { alpha, .. } => each(grad, |g| alpha * g),
+        Unary::ScaledTanh { alpha, beta } => each_with(grad, saved, |g, x| {
+            let t = math::tanh(beta * x);
+            g * alpha * beta * (1.0 - t * t)
+        }),
     }
 }
 
@@ -271,8 +368,37 @@ mod tests {
                 Unary::Tanh,
                 clip,
                 Unary::Scale(3.0),
+                Unary::Gelu,
+                Unary::GeluTanh,
+                Unary::LeakyRelu(0.1),
+                Unary::Elu {
+                    scale: 1.1,
+                    factor: 0.7,
+                    rate: 1.5,
+                },
+                Unary::Threshold(0.1),
+                Unary::HardSigmoid {
+                    alpha: 2.0,
+                    beta: 0.4,
+                },
+                Unary::HardSwish,
+                Unary::Mish,
+                Unary::Softplus,
+                Unary::Softsign,
+                Unary::Shrink {
+                    lambda: 0.2,
+                    bias: 0.1,
+                },
+                Unary::Affine {
+                    alpha: -2.0,
+                    beta: 0.5,
+                },
+                Unary::ScaledTanh {
+                    alpha: 1.7,
+                    beta: 0.6,
+                },
             ] {
-                let x = values(1003, 1);
+                let x: Vec<f32> = values(1003, 1).iter().map(|x| 8.0 * x).collect();
                 let (mut actual, mut expected) = (x.clone(), x.clone());
                 unary(op, &mut actual);
                 plain::unary(op, &mut expected);

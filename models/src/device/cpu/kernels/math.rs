@@ -67,6 +67,64 @@ pub(super) fn tanh(x: f32) -> f32 {
     }
 }
 
+/// Error function. Two polynomials of our own fit: erf(x) / x in x^2 up to 1, and from there
+/// (1 - erf(x)) * exp(x^2) in 1 / (1 + x / 2), both within 3e-8 of the exact quotient.
+#[inline(always)]
+pub(super) fn erf(x: f32) -> f32 {
+    let a = x.abs();
+    let s = a * a;
+    let mut p = 7.853_861e-5;
+    for coefficient in [
+        -8.010_194e-4,
+        5.188_328e-3,
+        -2.685_381_2e-2,
+        0.112_835_86,
+        -0.376_126_26,
+        std::f32::consts::FRAC_2_SQRT_PI,
+    ] {
+        p = p * s + coefficient;
+    }
+    let small = a * p;
+    let t = 1.0 / (1.0 + 0.5 * a);
+    let mut p = 0.119_088_86;
+    for coefficient in [
+        -0.470_394_3,
+        0.562_216_3,
+        -0.102_859_735,
+        0.347_484_7,
+        0.259_767_62,
+        0.284_901_4,
+        -1.535_202_3e-4,
+    ] {
+        p = p * t + coefficient;
+    }
+    let large = 1.0 - p * exp(-s);
+    let large = if a > 4.0 { 1.0 } else { large };
+    if a < 1.0 { small } else { large }.copysign(x)
+}
+
+/// Distribution function of the standard normal distribution.
+#[inline(always)]
+pub(super) fn normal(x: f32) -> f32 {
+    0.5 + 0.5 * erf(x * std::f32::consts::FRAC_1_SQRT_2)
+}
+
+/// Density of the standard normal distribution.
+#[inline(always)]
+pub(super) fn normal_density(x: f32) -> f32 {
+    const FACTOR: f32 = 0.398_942_3;
+    FACTOR * exp(-0.5 * x * x)
+}
+
+/// tanh(ln(1 + e^x)), without the logarithm.
+#[inline(always)]
+pub(super) fn tanh_softplus(x: f32) -> f32 {
+    // From 20 on it is 1 in single precision, and the square would overflow later.
+    let e = exp(if x > 20.0 { 20.0 } else { x });
+    let n = e * (e + 2.0);
+    n / (n + 2.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +148,7 @@ mod tests {
         check("exp", exp, f64::exp);
         check("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp()));
         check("tanh", tanh, f64::tanh);
+        check("erf", erf, crate::device::cpu::reference::activation::erf);
     }
 
     #[test]

@@ -10,8 +10,10 @@
 mod block;
 pub mod conv;
 pub mod elementwise;
+pub mod layer_norm;
 pub mod layout;
 pub mod lrn;
+pub mod lstm;
 mod math;
 pub mod matmul;
 pub mod norm;

@@ -3,6 +3,8 @@
 use crate::device::params::{Binary, MaskSeed, Unary};
 use crate::random::Stream;
 
+use super::activation;
+
 /// `x <- op(x)`.
 pub fn unary(op: Unary, x: &mut [f32]) {
     let f = |x: f32| match op {
@@ -26,6 +28,7 @@ pub fn unary(op: Unary, x: &mut [f32]) {
             }
         }
         Unary::Scale(factor) => factor * x,
+        _ => activation::value(op, f64::from(x)) as f32,
     };
     for x in x {
         *x = f(*x);
@@ -53,6 +56,7 @@ pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
                 }
             }
             Unary::Scale(factor) => factor,
+            _ => activation::slope(op, f64::from(s)) as f32,
         };
     }
 }
