@@ -20,10 +20,12 @@ mod movement;
 mod normalization;
 mod pooling;
 mod prelu;
+mod recurrent;
 mod reduce;
 mod reshape;
 mod softmax;
 mod spec;
+mod views;
 mod window;
 
 use std::collections::BTreeMap;
@@ -143,6 +145,7 @@ pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         | "RMSNormalization"
         | "InstanceNormalization"
         | "GroupNormalization" => normalization::build(spec),
+        "LSTM" | "GRU" | "RNN" => recurrent::build(spec),
         "Dropout" => dropout::build(spec),
         "LRN" => lrn::build(spec),
         "Softmax" | "LogSoftmax" => softmax::build(spec),

@@ -90,6 +90,22 @@ impl NodeSpec<'_> {
         }
     }
 
+    pub(super) fn floats(&self, name: &str) -> Result<Option<&[f32]>, OpError> {
+        match self.attributes.get(name) {
+            None => Ok(None),
+            Some(Attribute::Floats(values)) => Ok(Some(values)),
+            Some(_) => Err(self.attribute_error(name, "must be a list of floats")),
+        }
+    }
+
+    pub(super) fn strings(&self, name: &str) -> Result<Option<&[String]>, OpError> {
+        match self.attributes.get(name) {
+            None => Ok(None),
+            Some(Attribute::Strings(values)) => Ok(Some(values)),
+            Some(_) => Err(self.attribute_error(name, "must be a list of strings")),
+        }
+    }
+
     pub(super) fn string(&self, name: &str) -> Result<Option<&str>, OpError> {
         match self.attributes.get(name) {
             None => Ok(None),

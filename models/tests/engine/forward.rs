@@ -37,13 +37,23 @@ fn attribute(value: &Value) -> Attribute {
             Some(int) => Attribute::Int(int),
             None => Attribute::Float(number.as_f64().unwrap() as f32),
         },
+        Value::Array(list) if list.iter().all(Value::is_string) && !list.is_empty() => {
+            let texts = list.iter().map(|v| v.as_str().unwrap().into());
+            Attribute::Strings(texts.collect())
+        }
+        Value::Array(list) if list.iter().any(Value::is_f64) => {
+            let floats = list.iter().map(|v| v.as_f64().unwrap() as f32);
+            Attribute::Floats(floats.collect())
+        }
         Value::Array(list) => Attribute::Ints(list.iter().map(|v| v.as_i64().unwrap()).collect()),
         tensor_value => Attribute::Tensor(tensor(tensor_value)),
     }
 }
 
 /// JSON does not tell 1.0 from 1.
-const FLOATS: [&str; 7] = ["alpha", "beta", "bias", "epsilon", "min", "max", "value"];
+const FLOATS: [&str; 10] = [
+    "alpha", "beta", "bias", "clip", "epsilon", "gamma", "lambd", "max", "min", "value",
+];
 
 #[test]
 fn operators_give_what_onnxruntime_gives() {

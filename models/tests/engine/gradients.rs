@@ -1,5 +1,6 @@
 //! Every operator's backward against finite differences, over random shapes and attributes.
 
+use models::ops::Attribute;
 use models::tensor::Tensor;
 use proptest::prelude::*;
 
@@ -199,6 +200,53 @@ proptest! {
             .input(x)
             .input(random(&[parameters], seed ^ 1))
             .input(random(&[parameters], seed ^ 2)));
+    }
+
+    #[test]
+    fn recurrent(
+        which in 0usize..4, steps in 1usize..4, batch in 1usize..3, width in 1usize..4, hidden in 1usize..4,
+        direction in 0usize..3, batch_first: bool, bias: bool, initial: bool, peepholes: bool, options in 0u8..8,
+        seed: u64,
+    ) {
+        let (name, gates) = [("LSTM", 4), ("GRU", 3), ("GRU", 3), ("RNN", 1)][which];
+        let (direction, d) = [("forward", 1), ("reverse", 1), ("bidirectional", 2)][direction];
+        let turned = |a: usize, b: usize, c: usize| if batch_first { [b, a, c] } else { [a, b, c] };
+        let state = turned(d, batch, hidden);
+        let mut case = Case::new(name, 14).string("direction", direction).int("layout", batch_first.into());
+        if which == 2 {
+            case = case.int("linear_before_reset", 1);
+        }
+        let names: &[&str] = match (options, name) {
+            (0, "LSTM") => &["Sigmoid", "ScaledTanh", "Softplus"],
+            (0, "GRU") => &["Softplus", "ScaledTanh"],
+            (0, _) => &["Affine"],
+            _ => &[],
+        };
+        if !names.is_empty() {
+            let names = names.repeat(d).into_iter().map(String::from).collect();
+            case = case
+                .attribute("activations", Attribute::Strings(names))
+                .attribute("activation_alpha", Attribute::Floats(vec![0.8]))
+                .attribute("activation_beta", Attribute::Floats(vec![0.6]));
+        }
+        if options == 1 && name == "LSTM" {
+            case = case.int("input_forget", 1);
+        }
+        case = case
+            .input(random(&turned(steps, batch, width), seed))
+            .input(random(&[d, gates * hidden, width], seed ^ 1))
+            .input(random(&[d, gates * hidden, hidden], seed ^ 2));
+        case = if bias { case.input(random(&[d, 2 * gates * hidden], seed ^ 3)) } else { case.omitted() };
+        case = case.omitted();
+        case = if initial { case.input(random(&state, seed ^ 4)) } else { case.omitted() };
+        if name == "LSTM" {
+            case = if initial { case.input(random(&state, seed ^ 5)) } else { case.omitted() };
+            if peepholes {
+                case = case.input(random(&[d, 3 * hidden], seed ^ 6));
+            }
+        }
+        case.outputs = if name == "LSTM" { 3 } else { 2 };
+        check_gradients(&case);
     }
 
     #[test]

@@ -209,7 +209,7 @@ pub fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32)
 
 /// Compares the backward of a node in training with finite differences.
 ///
-/// The function is a random weighting of the node's first output, summed in f64; the derivative is the
+/// The function is a random weighting of the node's float outputs, summed in f64; the derivative is the
 /// five-point difference quotient with steps of 0.03, whose own error is of the order of 1e-6. What is left is
 /// f32 rounding of the forward over that step. Tolerance: 2e-3 of the largest gradient, at least 2e-3. Inputs
 /// must keep 0.06 away from bends.
@@ -227,7 +227,15 @@ pub fn check_gradients(case: &Case) {
         op.outputs()[0],
         "shape rule of {case:?}"
     );
-    let weighting = random(forward.outputs[0].shape(), 99);
+    // Running statistics are outputs that nothing flows back through.
+    let state = |output: usize| op.state_updates().iter().any(|&(from, _)| from == output);
+    let weightings: Vec<Option<Tensor>> = (0..)
+        .zip(&forward.outputs)
+        .map(|(number, output)| {
+            let flows = output.dtype() == DType::F32 && number < case.outputs && !state(number);
+            flows.then(|| random(output.shape(), 99 + number as u64))
+        })
+        .collect();
     let wanted: Vec<bool> = case
         .inputs
         .iter()
@@ -239,8 +247,7 @@ pub fn check_gradients(case: &Case) {
             float && !constant && !state
         })
         .collect();
-    let mut grads = vec![None; forward.outputs.len()];
-    grads[0] = Some(weighting.clone());
+    let grads = weightings.clone();
     let saved = saved(&*op, &case.inputs, forward);
     let gradients = op.backward(&cx, saved, grads, &wanted);
     let value = |position: usize, coordinate: usize, step: f32| -> f64 {
@@ -249,8 +256,12 @@ pub fn check_gradients(case: &Case) {
         moved[coordinate] += step;
         let shape = inputs[position].as_ref().unwrap().shape().to_vec();
         inputs[position] = Some(Tensor::from_f32(&shape, moved));
-        let output = op.forward(&cx, inputs).outputs.swap_remove(0);
-        let terms = output.f32s().iter().zip(weighting.f32s());
+        let outputs = op.forward(&cx, inputs).outputs;
+        let weighted = outputs
+            .iter()
+            .zip(&weightings)
+            .filter_map(|(y, w)| Some((y, w.as_ref()?)));
+        let terms = weighted.flat_map(|(y, w)| y.f32s().iter().zip(w.f32s()));
         terms.map(|(&y, &w)| f64::from(y) * f64::from(w)).sum()
     };
     for (position, _) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted) {

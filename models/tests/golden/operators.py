@@ -135,6 +135,38 @@ for opset in (11, 13):
     case("Softmax", opset, [data(2, 3, 4)], axis=1)
     case("LogSoftmax", opset, [data(2, 3, 4, low=-5, high=5)], axis=-1)
 case("Dropout", 13, [data(3, 4), np.float32(0.5)], constant=(1,))
+# Recurrent layers: 3 steps, batch 2, 4 inputs, 5 hidden
+
+
+def recurrent(op, gates, outputs, directions=1, opset=14, bias=True, initial=True, peepholes=False, **attributes):
+    d, h = directions, 5
+    batch_first = attributes.get("layout") == 1
+    x = data(2, 3, 4) if batch_first else data(3, 2, 4)
+    state = (2, d, h) if batch_first else (d, 2, h)
+    inputs = [x, data(d, gates * h, 4), data(d, gates * h, h), data(d, 2 * gates * h) if bias else None, None,
+              data(*state) if initial else None]
+    if op == "LSTM":
+        inputs += [data(*state) if initial else None, data(d, 3 * h) if peepholes else None]
+    while inputs[-1] is None:
+        inputs.pop()
+    case(op, opset, inputs, outputs, constant=(1, 2, 3) if bias else (1, 2), hidden_size=h, **attributes)
+
+
+for op, gates, outputs in (("LSTM", 4, 3), ("GRU", 3, 2), ("RNN", 1, 2)):
+    recurrent(op, gates, outputs)
+    recurrent(op, gates, outputs, 2, direction="bidirectional")
+    recurrent(op, gates, outputs, direction="reverse", opset=7, bias=False, initial=False)
+    recurrent(op, gates, outputs, clip=0.4)
+recurrent("GRU", 3, 2, 2, direction="bidirectional", linear_before_reset=1)
+recurrent("GRU", 3, 2, linear_before_reset=1, bias=False, clip=0.3)
+recurrent("GRU", 3, 2, activations=["HardSigmoid", "Softsign"], activation_alpha=[0.3], activation_beta=[0.4])
+recurrent("LSTM", 4, 3, 2, direction="bidirectional", peepholes=True)
+recurrent("LSTM", 4, 3, input_forget=1)
+recurrent("LSTM", 4, 3, activations=["HardSigmoid", "Elu", "Relu"], activation_alpha=[0.3, 0.8], activation_beta=[0.4])
+recurrent("LSTM", 4, 3, activations=["Sigmoid", "ScaledTanh", "Softsign"], activation_alpha=[1.2],
+          activation_beta=[0.7])
+recurrent("RNN", 1, 2, activations=["Relu"])
+recurrent("RNN", 1, 2, activations=["LeakyRelu"], activation_alpha=[0.2])
 # Shapes
 x = data(2, 3, 4)
 case("Flatten", 7, [x])
