@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use crate::tensor::{DType, Tensor};
 use params::{
-    AdamStep, Axis, Binary, Conv, Gemm, LayerNorm, Lrn, LstmCell, MaskSeed, Pool, Reduction,
-    SgdStep, Unary, View,
+    AdamStep, Axis, Binary, Comparison, Conv, CumulativeSum, Extreme, Gemm, LayerNorm, Lrn,
+    LstmCell, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
 };
 use pool::Memory;
 
@@ -325,11 +325,35 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Element-wise function with numpy broadcasting; float or int64.
     fn binary(&self, op: Binary, a: Tensor, b: Tensor) -> Tensor;
 
+    /// Compares element by element with numpy broadcasting: bool. Truth values are compared with each other, floats
+    /// with floats and int64 with int64.
+    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Tensor;
+
+    /// Elements of `a` where `condition` is true, else of `b`, with numpy broadcasting; both of one type.
+    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Tensor;
+
     /// Another element type: toward zero from float to int64; what is not 0 is true.
     fn cast(&self, x: Tensor, dtype: DType) -> Tensor;
 
-    /// Reduces a float tensor over `axes` (sorted, distinct); they stay as axes of extent 1.
+    /// Reduces a tensor over `axes` (sorted, distinct); they stay as axes of extent 1. Float, or int64 but for the
+    /// mean; overflow wraps.
     fn reduce(&self, reduction: Reduction, x: &Tensor, axes: &[usize]) -> Tensor;
+
+    /// Gradient of [`Self::reduce`] by Max, Min or Prod from its input, its output and the output's gradient. Equal
+    /// extremes share the gradient.
+    fn reduce_backward(
+        &self,
+        reduction: Reduction,
+        x: &Tensor,
+        output: &Tensor,
+        grad: &Tensor,
+    ) -> Tensor;
+
+    /// Where along the axis of a float or int64 tensor its extreme lies, `[outer, inner]` of int64.
+    fn arg_extreme(&self, axis: Axis, x: &Tensor, extreme: Extreme) -> Tensor;
+
+    /// Sums of a float or int64 tensor along the axis up to each element.
+    fn cumulative_sum(&self, axis: Axis, x: &Tensor, p: CumulativeSum) -> Tensor;
 
     /// Picks a strided selection into a contiguous tensor: transpose, slice, broadcast.
     fn copy(&self, view: &View, x: &Tensor) -> Tensor;

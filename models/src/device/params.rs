@@ -166,6 +166,30 @@ pub struct View {
 /// Element-wise functions of one argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Unary {
+    /// |x|
+    Abs,
+    /// e^x
+    Exp,
+    /// ln(x)
+    Log,
+    /// sqrt(x)
+    Sqrt,
+    /// 1 / x
+    Reciprocal,
+    /// Error function
+    Erf,
+    /// sin(x)
+    Sin,
+    /// cos(x)
+    Cos,
+    /// -1, 0 or 1
+    Sign,
+    /// Rounded down
+    Floor,
+    /// Rounded up
+    Ceil,
+    /// Rounded to the nearest integer, halves to the even one
+    Round,
     /// max(x, 0)
     Relu,
     /// 1 / (1 + exp(-x))
@@ -239,7 +263,15 @@ pub enum Unary {
 impl Unary {
     /// Whether the gradient is made from the output instead of the input.
     pub fn saves_output(self) -> bool {
-        matches!(self, Unary::Relu | Unary::Sigmoid | Unary::Tanh)
+        matches!(
+            self,
+            Unary::Relu
+                | Unary::Sigmoid
+                | Unary::Tanh
+                | Unary::Exp
+                | Unary::Sqrt
+                | Unary::Reciprocal
+        )
     }
 
     /// The derivative where the function has the value `y`, for the functions that a recurrent cell may use;
@@ -291,6 +323,33 @@ pub enum Binary {
     Mul,
     /// a / b; integers round toward zero
     Div,
+    /// a to the power of b; an integer to a negative power is rounded toward zero
+    Pow,
+    /// The larger one; NaN where one of them is
+    Max,
+    /// The smaller one; NaN where one of them is
+    Min,
+    /// Remainder with the sign of b, as in Python
+    Mod,
+    /// Remainder with the sign of a, as in C
+    Fmod,
+}
+
+/// Comparisons of two arguments, whose results are truth values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// a = b
+    Equal,
+    /// a < b
+    Less,
+    /// a <= b
+    LessOrEqual,
+    /// Both, of truth values
+    And,
+    /// At least one, of truth values
+    Or,
+    /// Exactly one, of truth values
+    Xor,
 }
 
 /// How values are drawn together.
@@ -300,6 +359,30 @@ pub enum Reduction {
     Sum,
     /// Arithmetic mean.
     Mean,
+    /// Largest value; NaN if there is one.
+    Max,
+    /// Smallest value; NaN if there is one.
+    Min,
+    /// Product.
+    Prod,
+}
+
+/// Which of the elements along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extreme {
+    /// The largest instead of the smallest.
+    pub largest: bool,
+    /// The last one among equals instead of the first.
+    pub last: bool,
+}
+
+/// What a sum up to an element holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CumulativeSum {
+    /// Not the element itself.
+    pub exclusive: bool,
+    /// The elements behind it instead of those before it.
+    pub reverse: bool,
 }
 
 /// Which random numbers a mask is made of; see [`crate::random`].

@@ -239,7 +239,8 @@ impl Walk<'_> {
             .iter()
             .zip(&constants)
             .all(|(input, constant)| input.is_none() || constant.is_some());
-        let fold = known || node.op_type == "Shape";
+        // Of these only the type of what they read matters.
+        let fold = known || matches!(node.op_type, "Shape" | "Size" | "EyeLike");
         let names = self.output_names(
             node,
             &*op,
@@ -383,7 +384,7 @@ impl Walk<'_> {
                 .any(|value| !value.is_finite() || *value <= f32::MIN / 2.0)
         };
         match op_type {
-            "Add" => after_parameters && !is_mask(),
+            "Add" | "Sum" => after_parameters && !is_mask(),
             "Mul" => after_parameters && tensor.len() > 1 && !is_mask(),
             "Sub" | "Div" => false,
             _ => true,
@@ -425,12 +426,19 @@ impl Walk<'_> {
     fn moved_leaves(&self, node: &RawNode<'_>, inputs: &[Option<usize>]) -> BTreeSet<String> {
         const MOVES: &[&str] = &[
             "Concat",
+            "DepthToSpace",
+            "Expand",
             "Flatten",
+            "Gather",
+            "GatherElements",
+            "GatherND",
             "Identity",
             "Reshape",
             "Slice",
+            "SpaceToDepth",
             "Split",
             "Squeeze",
+            "Tile",
             "Transpose",
             "Unsqueeze",
         ];

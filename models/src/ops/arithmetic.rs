@@ -1,7 +1,7 @@
-//! Add, Sub, Mul, Div with numpy broadcasting; of floats, and of the integers that shapes are computed with.
+//! Add, Sub, Mul, Div, Pow and Mod with numpy broadcasting; of floats, and of the integers that shapes are computed with.
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, sum_to};
-use crate::device::params::{Binary, Unary};
+use crate::device::params::{Binary, Comparison, Unary};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
 
@@ -14,12 +14,16 @@ struct Arithmetic {
     outputs: [ValueType; 1],
 }
 
-/// Inputs A and B of one type.
+/// Inputs A and B of one type; the exponent of a float may be an integer.
 pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
-    spec.allow(&[])?;
+    let is_mod = spec.op_type == "Mod";
+    spec.allow(if is_mod { &["fmod"] } else { &[] })?;
     spec.at_most_inputs(2)?;
     let (a, b) = (spec.input(0, "A")?, spec.input(1, "B")?);
-    spec.expect_dtype(b, "B", a.dtype)?;
+    let integer_power = spec.op_type == "Pow" && a.dtype == DType::F32 && b.dtype == DType::I64;
+    if !integer_power {
+        spec.expect_dtype(b, "B", a.dtype)?;
+    }
     if !matches!(a.dtype, DType::F32 | DType::I64) {
         return Err(spec.input_error("A", format!("must be float or int64, not {}", a.dtype)));
     }
@@ -35,9 +39,13 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         "Add" => Binary::Add,
         "Sub" => Binary::Sub,
         "Mul" => Binary::Mul,
-        _ => Binary::Div,
+        "Div" => Binary::Div,
+        "Pow" => Binary::Pow,
+        _ if spec.flag("fmod")? => Binary::Fmod,
+        // The standard has floats only with fmod; without, the sign follows the divisor.
+        _ => Binary::Mod,
     };
-    if op == Binary::Div
+    if matches!(op, Binary::Div | Binary::Mod | Binary::Fmod)
         && a.dtype == DType::I64
         && let Some(divisor) = spec.constants.get(1).and_then(Option::as_ref)
         && divisor.i64s().contains(&0)
@@ -62,6 +70,8 @@ impl Operator for Arithmetic {
             Binary::Sub => "Sub",
             Binary::Mul => "Mul",
             Binary::Div => "Div",
+            Binary::Pow => "Pow",
+            _ => "Mod",
         }
     }
 
@@ -70,7 +80,10 @@ impl Operator for Arithmetic {
     }
 
     fn weights(&self) -> &[usize] {
-        &[0, 1]
+        match self.op {
+            Binary::Pow | Binary::Mod | Binary::Fmod => &[],
+            _ => &[0, 1],
+        }
     }
 
     fn saves(&self) -> Saves {
@@ -86,6 +99,14 @@ impl Operator for Arithmetic {
                 saves.inputs.push(1);
                 saves.outputs.extend((!self.constant[1]).then_some(0));
             }
+            Binary::Pow => {
+                saves.inputs.extend([0, 1]);
+                saves.outputs.extend((!self.constant[1]).then_some(0));
+            }
+            // Whole multiples of the divisor are taken away: only those of it have to be known.
+            _ => saves
+                .inputs
+                .extend((!self.constant[1]).then_some([0, 1]).into_iter().flatten()),
         }
         saves
     }
@@ -93,6 +114,7 @@ impl Operator for Arithmetic {
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {
         let a = inputs[0].take().expect("input A");
         let b = inputs[1].take().expect("input B");
+        let b = cx.device.cast(b, a.dtype());
         Forward::of(cx.device.binary(self.op, a, b))
     }
 
@@ -140,6 +162,36 @@ impl Operator for Arithmetic {
                     b_grad = Some(device.unary(Unary::Scale(-1.0), sum));
                 }
                 a_grad = wants(0).then(|| sum_to(device, quotient, &self.shapes[0]));
+            }
+            Binary::Pow => {
+                let a = saved.input(0);
+                let b = device.cast(saved.input(1).clone(), DType::F32);
+                if wants(1) {
+                    // dy/db = y ln a, which is 0 at a = 0.
+                    let zero = Tensor::from_f32(&[], [0.0]);
+                    let log = device.unary(Unary::Log, a.clone());
+                    let log =
+                        device.select(&device.compare(Comparison::Equal, a, &zero), &zero, &log);
+                    let through = times(times(grad.clone(), saved.output(0)), &log);
+                    b_grad = Some(sum_to(device, through, &self.shapes[1]));
+                }
+                if wants(0) {
+                    // dy/da = b a^(b - 1).
+                    let less = device.binary(Binary::Sub, b.clone(), Tensor::from_f32(&[], [1.0]));
+                    let slope = times(device.binary(Binary::Pow, a.clone(), less), &b);
+                    a_grad = Some(sum_to(device, times(grad, &slope), &self.shapes[0]));
+                }
+            }
+            _ => {
+                if wants(1) {
+                    // y = a - n b with a whole n: dy/db = -n.
+                    let (a, b) = (saved.input(0), saved.input(1));
+                    let rest = device.binary(self.op, a.clone(), b.clone());
+                    let multiple = over(device.binary(Binary::Sub, rest, a.clone()), b);
+                    let through = times(grad.clone(), &multiple);
+                    b_grad = Some(sum_to(device, through, &self.shapes[1]));
+                }
+                a_grad = wants(0).then(|| sum_to(device, grad, &self.shapes[0]));
             }
         }
         vec![a_grad, b_grad]

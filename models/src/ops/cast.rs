@@ -1,10 +1,11 @@
-//! Cast.
+//! Cast and CastLike.
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
 use crate::tensor::{DType, Tensor};
 
 #[derive(Debug)]
 struct Cast {
+    name: &'static str,
     from: DType,
     outputs: [ValueType; 1],
 }
@@ -12,9 +13,15 @@ struct Cast {
 /// Between float, int64 and bool. Half and double are computed as float, int32 as int64, like everywhere
 /// here; narrower integers would wrap and are refused.
 pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
+    let input = spec.input(0, "input")?;
+    if spec.op_type == "CastLike" {
+        spec.allow(&["saturate"])?;
+        spec.at_most_inputs(2)?;
+        let dtype = spec.input(1, "target_type")?.dtype;
+        return Ok(cast("CastLike", input, dtype));
+    }
     spec.allow(&["to", "saturate"])?;
     spec.at_most_inputs(1)?;
-    let input = spec.input(0, "input")?;
     let dtype = match spec.int("to")? {
         Some(1 | 10 | 11 | 16) => DType::F32,
         Some(6 | 7) => DType::I64,
@@ -27,18 +34,23 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         }
         None => return Err(spec.attribute_error("to", "is missing")),
     };
-    Ok(Box::new(Cast {
+    Ok(cast("Cast", input, dtype))
+}
+
+fn cast(name: &'static str, input: &ValueType, dtype: DType) -> Box<dyn Operator> {
+    Box::new(Cast {
+        name,
         from: input.dtype,
         outputs: [ValueType {
             dtype,
             shape: input.shape.clone(),
         }],
-    }))
+    })
 }
 
 impl Operator for Cast {
     fn name(&self) -> &'static str {
-        "Cast"
+        self.name
     }
 
     fn outputs(&self) -> &[ValueType] {
@@ -59,9 +71,11 @@ impl Operator for Cast {
         _cx: &Context<'_>,
         _saved: Saved,
         grads: Vec<Option<Tensor>>,
-        _wanted: &[bool],
+        wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
+        let mut result = vec![None; wanted.len()];
         // Nothing flows back through an integer.
-        vec![only(grads).filter(|_| self.from == DType::F32)]
+        result[0] = only(grads).filter(|_| self.from == DType::F32);
+        result
     }
 }

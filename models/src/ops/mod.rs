@@ -8,30 +8,38 @@ mod activation;
 mod arithmetic;
 mod batch_norm;
 mod cast;
+mod compare;
 mod concat;
 mod constant;
 mod conv;
 mod dropout;
+mod expand;
+mod function;
 mod gather;
+mod gather_elements;
 mod gemm;
 mod lrn;
 mod matmul;
 mod movement;
 mod normalization;
 mod pooling;
+mod position;
 mod prelu;
 mod recurrent;
 mod reduce;
 mod reshape;
+mod select;
 mod softmax;
 mod spec;
+mod split;
+mod variadic;
 mod views;
 mod window;
 
 use std::collections::BTreeMap;
 
 use crate::device::Device;
-use crate::device::params::Reduction;
+use crate::device::params::{Reduction, View};
 use crate::init::Fan;
 use crate::tensor::{DType, Tensor};
 
@@ -138,7 +146,11 @@ pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         | "Selu" | "Celu" | "HardSigmoid" | "HardSwish" | "Mish" | "Softplus" | "Softsign"
         | "Shrink" => activation::build(spec),
         "PRelu" => prelu::build(spec),
-        "Add" | "Sub" | "Mul" | "Div" => arithmetic::build(spec),
+        "Add" | "Sub" | "Mul" | "Div" | "Pow" | "Mod" => arithmetic::build(spec),
+        "Abs" | "Ceil" | "Cos" | "Erf" | "Exp" | "Floor" | "Log" | "Neg" | "Reciprocal"
+        | "Round" | "Sign" | "Sin" | "Sqrt" => function::build(spec),
+        "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor"
+        | "Not" | "IsNaN" | "IsInf" => compare::build(spec),
         "MaxPool" | "AveragePool" | "GlobalAveragePool" => pooling::build(spec),
         "BatchNormalization" => batch_norm::build(spec),
         "LayerNormalization"
@@ -150,12 +162,23 @@ pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         "LRN" => lrn::build(spec),
         "Softmax" | "LogSoftmax" => softmax::build(spec),
         "Identity" | "Flatten" | "Reshape" | "Squeeze" | "Unsqueeze" => reshape::build(spec),
-        "Transpose" | "Slice" | "Pad" => movement::build(spec),
+        "Transpose" | "Slice" | "Pad" | "DepthToSpace" | "SpaceToDepth" => movement::build(spec),
         "Concat" => concat::build(spec),
         "Gather" => gather::build(spec),
-        "Cast" => cast::build(spec),
-        "ReduceMean" => reduce::build(spec),
-        "Constant" | "ConstantOfShape" | "Shape" => constant::build(spec),
+        "Cast" | "CastLike" => cast::build(spec),
+        "ReduceL1" | "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp" | "ReduceMax"
+        | "ReduceMean" | "ReduceMin" | "ReduceProd" | "ReduceSum" | "ReduceSumSquare" => {
+            reduce::build(spec)
+        }
+        "ArgMax" | "ArgMin" | "CumSum" | "OneHot" => position::build(spec),
+        "GatherElements" | "GatherND" => gather_elements::build(spec),
+        "Sum" | "Mean" | "Max" | "Min" => variadic::build(spec),
+        "Where" | "Trilu" => select::build(spec),
+        "Expand" | "Tile" => expand::build(spec),
+        "Split" => split::build(spec),
+        "Constant" | "ConstantOfShape" | "Shape" | "Size" | "Range" | "EyeLike" => {
+            constant::build(spec)
+        }
         _ => Err(OpError::Operator {
             node: spec.name.into(),
             op: spec.op_type.into(),
@@ -208,6 +231,20 @@ fn sum_to(device: &dyn Device, grad: Tensor, shape: &[usize]) -> Tensor {
     device
         .reduce(Reduction::Sum, &grad, &axes)
         .into_shape(shape)
+}
+
+/// Repeats a tensor to a shape that it broadcasts to.
+fn repeat(device: &dyn Device, x: Tensor, shape: &[usize]) -> Tensor {
+    if x.shape() == shape {
+        return x;
+    }
+    let strides = crate::shape::broadcast_strides(x.shape(), shape);
+    let view = View {
+        shape: shape.to_vec(),
+        strides: strides.into_iter().map(|stride| stride as isize).collect(),
+        offset: 0,
+    };
+    device.copy(&view, &x)
 }
 
 /// What a forward gives.

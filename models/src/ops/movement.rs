@@ -1,4 +1,4 @@
-//! Transpose, Slice and Pad: strided selections out of and into tensors.
+//! Transpose, Slice, Pad, DepthToSpace and SpaceToDepth: strided selections out of and into tensors.
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
 use crate::device::params::View;
@@ -10,12 +10,107 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
     match spec.op_type {
         "Transpose" => transpose(spec, data),
         "Slice" => slice(spec, data),
+        "DepthToSpace" => depth_to_space(spec, data),
+        "SpaceToDepth" => space_to_depth(spec, data),
         _ => pad(spec, data),
     }
 }
 
 fn signed(strides: Vec<usize>) -> Vec<isize> {
     strides.into_iter().map(|stride| stride as isize).collect()
+}
+
+/// The axes of a tensor seen in `shape`, in another order.
+fn exchange(
+    name: &'static str,
+    data: &ValueType,
+    shape: &[usize],
+    perm: &[usize],
+    output: Vec<usize>,
+) -> Transpose {
+    let strides = shape::strides(shape);
+    let view = View {
+        shape: perm.iter().map(|&axis| shape[axis]).collect(),
+        strides: perm.iter().map(|&axis| strides[axis] as isize).collect(),
+        offset: 0,
+    };
+    // Where each axis of the input lies in the output.
+    let out_strides = shape::strides(&view.shape);
+    let mut back = View {
+        shape: shape.to_vec(),
+        strides: vec![0; shape.len()],
+        offset: 0,
+    };
+    for (to, &from) in perm.iter().enumerate() {
+        back.strides[from] = out_strides[to] as isize;
+    }
+    Transpose {
+        name,
+        view,
+        back,
+        input_shape: data.shape.clone(),
+        outputs: [ValueType {
+            dtype: data.dtype,
+            shape: output,
+        }],
+    }
+}
+
+/// Extents of an image `[n, c, h, w]`, and the side of the blocks that are moved.
+fn blocks(spec: &NodeSpec<'_>, data: &ValueType) -> Result<([usize; 4], usize), OpError> {
+    spec.at_most_inputs(1)?;
+    let &[n, c, h, w] = &data.shape[..] else {
+        return Err(spec.input_error("input", format!("{:?} must be [n, c, h, w]", data.shape)));
+    };
+    let side = usize::try_from(spec.int("blocksize")?.unwrap_or(0)).unwrap_or(0);
+    if side == 0 || side > 1 << 16 {
+        return Err(spec.attribute_error("blocksize", "must be at least 1"));
+    }
+    Ok(([n, c, h, w], side))
+}
+
+fn depth_to_space(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
+    spec.allow(&["blocksize", "mode"])?;
+    let ([n, c, h, w], side) = blocks(spec, data)?;
+    if !c.is_multiple_of(side * side) {
+        let problem = format!("{c} channels do not fill blocks of {side} x {side}");
+        return Err(spec.attribute_error("blocksize", problem));
+    }
+    let deep = c / (side * side);
+    let output = vec![n, deep, h * side, w * side];
+    let (shape, perm) = match spec.string("mode")?.unwrap_or("DCR") {
+        "DCR" => ([n, side, side, deep, h, w], [0, 3, 4, 1, 5, 2]),
+        "CRD" => ([n, deep, side, side, h, w], [0, 1, 4, 2, 5, 3]),
+        other => {
+            return Err(spec.attribute_error("mode", format!("{other} is neither DCR nor CRD")));
+        }
+    };
+    Ok(Box::new(exchange(
+        "DepthToSpace",
+        data,
+        &shape,
+        &perm,
+        output,
+    )))
+}
+
+fn space_to_depth(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
+    spec.allow(&["blocksize"])?;
+    let ([n, c, h, w], side) = blocks(spec, data)?;
+    if !h.is_multiple_of(side) || !w.is_multiple_of(side) {
+        let problem = format!("{h} x {w} is not made of blocks of {side} x {side}");
+        return Err(spec.attribute_error("blocksize", problem));
+    }
+    let shape = [n, c, h / side, side, w / side, side];
+    let output = vec![n, c * side * side, h / side, w / side];
+    let perm = [0, 3, 5, 1, 2, 4];
+    Ok(Box::new(exchange(
+        "SpaceToDepth",
+        data,
+        &shape,
+        &perm,
+        output,
+    )))
 }
 
 fn transpose(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
@@ -34,30 +129,14 @@ fn transpose(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>,
             perm.iter().map(|&axis| axis as usize).collect()
         }
     };
-    let strides = shape::strides(&data.shape);
-    let view = View {
-        shape: perm.iter().map(|&axis| data.shape[axis]).collect(),
-        strides: perm.iter().map(|&axis| strides[axis] as isize).collect(),
-        offset: 0,
-    };
-    // Where each axis of the input lies in the output.
-    let out_strides = shape::strides(&view.shape);
-    let mut back = View {
-        shape: data.shape.clone(),
-        strides: vec![0; rank],
-        offset: 0,
-    };
-    for (to, &from) in perm.iter().enumerate() {
-        back.strides[from] = out_strides[to] as isize;
-    }
-    Ok(Box::new(Transpose {
-        outputs: [ValueType {
-            dtype: data.dtype,
-            shape: view.shape.clone(),
-        }],
-        view,
-        back,
-    }))
+    let output = perm.iter().map(|&axis| data.shape[axis]).collect();
+    Ok(Box::new(exchange(
+        "Transpose",
+        data,
+        &data.shape,
+        &perm,
+        output,
+    )))
 }
 
 /// Bounds are attributes before opset 10 and inputs since.
@@ -210,14 +289,16 @@ fn pad(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpErr
 
 #[derive(Debug)]
 struct Transpose {
+    name: &'static str,
     view: View,
     back: View,
+    input_shape: Vec<usize>,
     outputs: [ValueType; 1],
 }
 
 impl Operator for Transpose {
     fn name(&self) -> &'static str {
-        "Transpose"
+        self.name
     }
 
     fn outputs(&self) -> &[ValueType] {
@@ -233,10 +314,9 @@ impl Operator for Transpose {
     }
 
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
-        Forward::of(
-            cx.device
-                .copy(&self.view, inputs[0].as_ref().expect("input data")),
-        )
+        let x = inputs[0].as_ref().expect("input data");
+        let exchanged = cx.device.copy(&self.view, x);
+        Forward::of(exchanged.into_shape(&self.outputs[0].shape))
     }
 
     fn backward(
@@ -246,7 +326,12 @@ impl Operator for Transpose {
         grads: Vec<Option<Tensor>>,
         _wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        vec![only(grads).map(|grad| cx.device.copy(&self.back, &grad))]
+        let back = |grad| {
+            cx.device
+                .copy(&self.back, &grad)
+                .into_shape(&self.input_shape)
+        };
+        vec![only(grads).map(back)]
     }
 }
 

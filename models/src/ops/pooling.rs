@@ -1,7 +1,9 @@
 //! MaxPool, AveragePool and GlobalAveragePool.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, window};
-use crate::device::params::{Pool, Reduction, Unary, View};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, repeat, window,
+};
+use crate::device::params::{Pool, Reduction, Unary};
 use crate::tensor::Tensor;
 
 /// Input X `[n, c, spatial]`.
@@ -194,12 +196,6 @@ impl Operator for GlobalAverage {
 /// Gradient of a mean: its share for each element. `grad` has extent 1 along the reduced axes.
 pub(super) fn spread(cx: &Context<'_>, grad: Tensor, shape: &[usize]) -> Tensor {
     let count = shape.iter().product::<usize>() / grad.len();
-    let strides = crate::shape::broadcast_strides(grad.shape(), shape);
     let share = cx.device.unary(Unary::Scale(1.0 / count as f32), grad);
-    let view = View {
-        shape: shape.to_vec(),
-        strides: strides.into_iter().map(|s| s as isize).collect(),
-        offset: 0,
-    };
-    cx.device.copy(&view, &share)
+    repeat(cx.device, share, shape)
 }

@@ -378,6 +378,143 @@ proptest! {
     }
 
     #[test]
+    fn functions(shape in shape(0..4), seed: u64) {
+        for name in ["Cos", "Erf", "Exp", "Neg", "Sin"] {
+            check_gradients(&Case::new(name, 13).input(random(&shape, seed)));
+        }
+        for name in ["Log", "Reciprocal", "Sqrt"] {
+            check_gradients(&Case::new(name, 13).input(random_positive(&shape, seed)));
+        }
+        for name in ["Abs", "Ceil", "Floor", "Round", "Sign"] {
+            // In the middle between whole numbers and their halves.
+            let x = map(&random_apart(&shape, seed, 1.0), |x| x + 0.25);
+            check_gradients(&Case::new(name, 13).input(x));
+        }
+    }
+
+    #[test]
+    fn power((a, b) in broadcasting(), known: bool, exponent in prop::sample::select(vec![-1.0f32, -0.5, 0.5, 1.0, 1.7, 2.0, 3.0]), seed: u64) {
+        let case = Case::new("Pow", 13).input(random_positive(&a, seed));
+        check_gradients(&if known {
+            case.constant(Tensor::from_f32(&[], [exponent]))
+        } else {
+            case.input(random(&b, seed ^ 1))
+        });
+        // The divisor, about 10, is taken away once or not at all.
+        let x = map(&random_apart(&a, seed, 0.5), |x| x.rem_euclid(4.0) + 4.0);
+        let y = map(&random(&b, seed ^ 1), |y| y / 4.0 + 3.5);
+        for fmod in [0, 1] {
+            let x = map(&x, |x| if (x - 3.25).rem_euclid(3.75) < 0.8 { x + 0.9 } else { x });
+            let quotient_is_safe = x.f32s().iter().all(|x| y.f32s().iter().all(|y| {
+                let part = (x / y).fract();
+                (0.1..0.9).contains(&part)
+            }));
+            if quotient_is_safe {
+                check_gradients(&Case::new("Mod", 13).int("fmod", fmod).input(x).input(y.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn variadic((a, b) in broadcasting(), seed: u64) {
+        let rank = a.len().max(b.len());
+        let lead: Vec<usize> = [vec![2], vec![1; rank]].concat();
+        for name in ["Sum", "Mean"] {
+            let case = Case::new(name, 13).input(random(&a, seed)).input(random(&b, seed ^ 1));
+            check_gradients(&case.input(random(&lead, seed ^ 2)));
+        }
+        // Values of the two come from lattices that lie between each other.
+        let x = random_apart(&a, seed, 0.4);
+        let y = map(&random_apart(&b, seed ^ 1, 0.4), |y| y + 0.2);
+        for name in ["Max", "Min"] {
+            check_gradients(&Case::new(name, 13).input(x.clone()).input(y.clone()));
+        }
+    }
+
+    #[test]
+    fn selection((a, b) in broadcasting(), rows in 1usize..5, columns in 1usize..5, upper: bool, k in -3i64..4, seed: u64) {
+        let picks = |shape: &[usize]| {
+            let bits: Vec<bool> = random(shape, seed ^ 7).f32s().iter().map(|&v| v > 0.0).collect();
+            Tensor::from_bool(shape, bits)
+        };
+        check_gradients(&Case::new("Where", 16).input(picks(&b)).input(random(&a, seed)).input(random(&b, seed ^ 1)));
+        check_gradients(&Case::new("Where", 16).constant(picks(&a)).input(random(&b, seed)).constant(random(&[], seed ^ 1)));
+        check_gradients(&Case::new("Trilu", 14).int("upper", upper.into())
+            .input(random(&[2, rows, columns], seed)).constant(Tensor::from_i64(&[], [k])));
+    }
+
+    #[test]
+    fn repetition((part, full) in broadcasting(), counts in prop::collection::vec(1i64..4, 3), seed: u64) {
+        let wish: Vec<i64> = full.iter().map(|&extent| extent as i64).collect();
+        check_gradients(&Case::new("Expand", 13).input(random(&part, seed)).constant(ints(&wish)));
+        check_gradients(&Case::new("Tile", 13).input(random(&[2, 1, 3], seed)).constant(ints(&counts)));
+    }
+
+    #[test]
+    fn split_and_blocks(shape in shape(1..4), axis in 0usize..4, parts in prop::collection::vec(1usize..4, 1..4), crd: bool, side in 1usize..3, seed: u64) {
+        let axis = axis % shape.len();
+        let mut whole = shape.clone();
+        whole[axis] = parts.iter().sum();
+        let extents: Vec<i64> = parts.iter().map(|&part| part as i64).collect();
+        let mut case = Case::new("Split", 13).int("axis", axis as i64).input(random(&whole, seed)).constant(ints(&extents));
+        case.outputs = parts.len();
+        check_gradients(&case);
+        check_gradients(&Case::new("DepthToSpace", 13).int("blocksize", side as i64)
+            .string("mode", if crd { "CRD" } else { "DCR" }).input(random(&[2, 3 * side * side, 2, 1], seed)));
+        check_gradients(&Case::new("SpaceToDepth", 13).int("blocksize", side as i64)
+            .input(random(&[2, 2, 2 * side, side], seed)));
+    }
+
+    #[test]
+    fn running_sums(shape in shape(1..4), axis in 0usize..4, exclusive: bool, reverse: bool, seed: u64) {
+        check_gradients(&Case::new("CumSum", 14).int("exclusive", exclusive.into()).int("reverse", reverse.into())
+            .input(random(&shape, seed)).constant(Tensor::from_i64(&[], [(axis % shape.len()) as i64])));
+    }
+
+    #[test]
+    fn reductions(shape in shape(1..4), axis in 0usize..4, keep: bool, seed: u64) {
+        let axis = (axis % shape.len()) as i64;
+        let axes = if axis == 0 { vec![-1] } else { vec![0, axis] };
+        let case = |name: &str, x: Tensor| Case::new(name, 18)
+            .int("keepdims", keep.into()).input(x).constant(ints(&axes));
+        for name in ["ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceLogSumExp", "ReduceProd"] {
+            check_gradients(&case(name, random(&shape, seed)));
+        }
+        for name in ["ReduceLogSum", "ReduceL2"] {
+            check_gradients(&case(name, random_positive(&shape, seed)));
+        }
+        for name in ["ReduceMax", "ReduceMin", "ReduceL1"] {
+            check_gradients(&case(name, random_apart(&shape, seed, 0.5)));
+        }
+    }
+
+    #[test]
+    fn gather_elements(shape in shape(1..4), axis in 0usize..4, count in 1usize..5, seed: u64) {
+        let axis = axis % shape.len();
+        let extent = shape[axis] as i64;
+        let mut picked = shape.clone();
+        picked[axis] = count;
+        let indices: Vec<i64> = random(&picked, seed ^ 3).f32s().iter()
+            .map(|v| ((v * 0.999 * extent as f32).floor() as i64).clamp(-extent, extent - 1)).collect();
+        check_gradients(&Case::new("GatherElements", 13).int("axis", axis as i64)
+            .input(random(&shape, seed)).input(Tensor::from_i64(&picked, indices)));
+    }
+
+    #[test]
+    fn gather_nd(batch in 1usize..3, rows in 1usize..4, columns in 1usize..4, inner in 1usize..3, batched: bool, seed: u64) {
+        let shape = [batch, rows, columns, inner];
+        let last = |extent: usize| extent as i64 - 1;
+        let (indices, dims) = if batched {
+            let each = [0, -1, last(rows), last(columns)].repeat(batch);
+            (Tensor::from_i64(&[batch, 2, 2], each), 1)
+        } else {
+            (Tensor::from_i64(&[2, 2], [0, last(rows), -1, 0]), 0)
+        };
+        check_gradients(&Case::new("GatherND", 13).int("batch_dims", dims)
+            .input(random(&shape, seed)).input(indices));
+    }
+
+    #[test]
     fn gather(shape in shape(1..4), axis in 0usize..4, indices in prop::collection::vec(any::<u32>(), 1..6), seed: u64) {
         let axis = axis % shape.len();
         let extent = shape[axis] as i64;

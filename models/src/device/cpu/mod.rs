@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::params::{
-    AdamStep, Axis, Binary, Conv, Gemm, LayerNorm, Lrn, LstmCell, MaskSeed, Pool, Reduction,
-    SgdStep, Unary, View,
+    AdamStep, Axis, Binary, Comparison, Conv, CumulativeSum, Extreme, Gemm, LayerNorm, Lrn,
+    LstmCell, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
 };
 use super::pool::{self, Memory};
 use super::{
@@ -19,7 +19,7 @@ use super::{
 use crate::shape;
 use crate::tensor::{DType, Tensor};
 use kernels::{conv, elementwise, layer_norm, lrn, lstm, matmul, norm, pool as pooling};
-use reference::{layout, loss};
+use reference::{layout, loss, reduce};
 
 /// A CPU worker's device: a pool of memory and a number of cores.
 pub struct CpuDevice {
@@ -66,6 +66,36 @@ impl CpuDevice {
             (b.elements::<T>(), &b_strides),
             out(&mut result),
             f,
+        );
+        result
+    }
+
+    fn compare_of<T: Pod>(&self, a: &Tensor, b: &Tensor, f: impl Fn(T, T) -> bool) -> Tensor {
+        let shape = broadcast(a, b);
+        let mut result = self.alloc(DType::Bool, &shape);
+        let a_strides = shape::broadcast_strides(a.shape(), &shape);
+        let b_strides = shape::broadcast_strides(b.shape(), &shape);
+        elementwise::broadcast(
+            &shape,
+            (a.elements::<T>(), &a_strides),
+            (b.elements::<T>(), &b_strides),
+            raw(&mut result),
+            |a, b| u8::from(f(a, b)),
+        );
+        result
+    }
+
+    fn select_of<T: Pod>(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Tensor {
+        let shape = shape::broadcast(&broadcast(a, b), condition.shape());
+        let shape = shape.expect("shapes that broadcast");
+        let mut result = self.alloc(a.dtype(), &shape);
+        let strides = |x: &Tensor| shape::broadcast_strides(x.shape(), &shape);
+        elementwise::select(
+            &shape,
+            (condition.bools(), &strides(condition)),
+            (a.elements::<T>(), &strides(a)),
+            (b.elements::<T>(), &strides(b)),
+            out(&mut result),
         );
         result
     }
@@ -506,6 +536,40 @@ impl Device for CpuDevice {
             (_, Binary::Sub) => self.binary_of(|a: f32, b: f32| a - b, a, b),
             (_, Binary::Mul) => self.binary_of(|a: f32, b: f32| a * b, a, b),
             (_, Binary::Div) => self.binary_of(|a: f32, b: f32| a / b, a, b),
+            (_, Binary::Pow) if b.len() == 1 && b.shape().len() <= a.shape().len() => {
+                let mut power = self.owned(a);
+                elementwise::power(out(&mut power), b.f32s()[0]);
+                power
+            }
+            _ => self.binary_of(|a, b| reference::elementwise::binary_f32(op, a, b), a, b),
+        }
+    }
+
+    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Tensor {
+        match (a.dtype(), op) {
+            (DType::Bool, _) => self.compare_of(a, b, |a: u8, b: u8| match op {
+                Comparison::Equal => a == b,
+                Comparison::Less => a < b,
+                Comparison::LessOrEqual => a <= b,
+                Comparison::And => a & b == 1,
+                Comparison::Or => a | b == 1,
+                Comparison::Xor => a ^ b == 1,
+            }),
+            (DType::I64, Comparison::Equal) => self.compare_of(a, b, |a: i64, b: i64| a == b),
+            (DType::I64, Comparison::Less) => self.compare_of(a, b, |a: i64, b: i64| a < b),
+            (DType::I64, _) => self.compare_of(a, b, |a: i64, b: i64| a <= b),
+            (_, Comparison::Equal) => self.compare_of(a, b, |a: f32, b: f32| a == b),
+            (_, Comparison::Less) => self.compare_of(a, b, |a: f32, b: f32| a < b),
+            _ => self.compare_of(a, b, |a: f32, b: f32| a <= b),
+        }
+    }
+
+    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Tensor {
+        match a.dtype() {
+            DType::F32 => self.select_of::<f32>(condition, a, b),
+            DType::I64 => self.select_of::<i64>(condition, a, b),
+            DType::I32 => self.select_of::<i32>(condition, a, b),
+            DType::Bool => self.select_of::<u8>(condition, a, b),
         }
     }
 
@@ -523,12 +587,24 @@ impl Device for CpuDevice {
         for &axis in axes {
             kept[axis] = 1;
         }
-        let factor = match reduction {
-            Reduction::Sum => 1.0,
-            Reduction::Mean => axes.iter().map(|&a| x.shape()[a]).product::<usize>() as f32,
-        };
-        let mut result = self.floats(&kept);
         let strides = shape::broadcast_strides(&kept, x.shape());
+        let mut result = self.alloc(x.dtype(), &kept);
+        let factor = match (x.dtype(), reduction) {
+            (DType::F32, Reduction::Sum) => 1.0,
+            (DType::F32, Reduction::Mean) => {
+                axes.iter().map(|&a| x.shape()[a]).product::<usize>() as f32
+            }
+            (DType::F32, _) => {
+                let out = out::<f32>(&mut result);
+                reduce::reduce(reduction, x.shape(), x.f32s(), &strides, out);
+                return result;
+            }
+            _ => {
+                let out = out::<i64>(&mut result);
+                reduce::reduce(reduction, x.shape(), x.i64s(), &strides, out);
+                return result;
+            }
+        };
         elementwise::reduce(
             x.shape(),
             x.f32s(),
@@ -536,6 +612,44 @@ impl Device for CpuDevice {
             1.0 / factor,
             out(&mut result),
         );
+        result
+    }
+
+    fn reduce_backward(
+        &self,
+        reduction: Reduction,
+        x: &Tensor,
+        output: &Tensor,
+        grad: &Tensor,
+    ) -> Tensor {
+        let mut result = self.floats(x.shape());
+        let strides = shape::broadcast_strides(output.shape(), x.shape());
+        reduce::reduce_backward(
+            reduction,
+            x.shape(),
+            x.f32s(),
+            &strides,
+            (output.f32s(), grad.f32s()),
+            out(&mut result),
+        );
+        result
+    }
+
+    fn arg_extreme(&self, axis: Axis, x: &Tensor, extreme: Extreme) -> Tensor {
+        let mut result = self.alloc(DType::I64, &[axis.outer, axis.inner]);
+        match x.dtype() {
+            DType::F32 => reduce::arg_extreme(axis, x.f32s(), extreme, out(&mut result)),
+            _ => reduce::arg_extreme(axis, x.i64s(), extreme, out(&mut result)),
+        }
+        result
+    }
+
+    fn cumulative_sum(&self, axis: Axis, x: &Tensor, p: CumulativeSum) -> Tensor {
+        let mut result = self.alloc(x.dtype(), x.shape());
+        match x.dtype() {
+            DType::F32 => reduce::cumulative_sum(axis, x.f32s(), p, out::<f32>(&mut result)),
+            _ => reduce::cumulative_sum(axis, x.i64s(), p, out::<i64>(&mut result)),
+        }
         result
     }
 

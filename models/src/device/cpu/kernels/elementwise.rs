@@ -9,6 +9,24 @@ use crate::device::params::{AdamStep, SgdStep, Unary};
 /// `x <- op(x)`.
 pub fn unary(op: Unary, x: &mut [f32]) {
     match op {
+        Unary::Abs => each(x, f32::abs),
+        Unary::Exp => each(x, math::exp),
+        Unary::Log => each(x, f32::ln),
+        Unary::Sqrt => each(x, f32::sqrt),
+        Unary::Reciprocal => each(x, |x| 1.0 / x),
+        Unary::Erf => each(x, math::erf),
+        Unary::Sin => each(x, f32::sin),
+        Unary::Cos => each(x, f32::cos),
+        Unary::Sign => each(x, |x| {
+            if x == 0.0 || x.is_nan() {
+                x
+            } else {
+                x.signum()
+            }
+        }),
+        Unary::Floor => each(x, f32::floor),
+        Unary::Ceil => each(x, f32::ceil),
+        Unary::Round => each(x, f32::round_ties_even),
         // Written so that NaN stays NaN.
         Unary::Relu => each(x, |x| if x < 0.0 { 0.0 } else { x }),
         Unary::Sigmoid => each(x, math::sigmoid),
@@ -78,6 +96,23 @@ fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
 /// `grad <- grad * op'`, see [`crate::device::Device::unary_backward`].
 pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
     match op {
+        Unary::Abs => each_with(
+            grad,
+            saved,
+            |g, x| {
+                if x == 0.0 { 0.0 } else { g * x.signum() }
+            },
+        ),
+        Unary::Exp => each_with(grad, saved, |g, y| g * y),
+        Unary::Log => each_with(grad, saved, |g, x| g / x),
+        Unary::Sqrt => each_with(grad, saved, |g, y| 0.5 * g / y),
+        Unary::Reciprocal => each_with(grad, saved, |g, y| -g * (y * y)),
+        Unary::Erf => each_with(grad, saved, |g, x| {
+            g * (std::f32::consts::FRAC_2_SQRT_PI * math::exp(-x * x))
+        }),
+        Unary::Sin => each_with(grad, saved, |g, x| g * x.cos()),
+        Unary::Cos => each_with(grad, saved, |g, x| -g * x.sin()),
+        Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round => each(grad, |_| 0.0),
         Unary::Relu => each_with(grad, saved, |g, s| if s > 0.0 { g } else { 0.0 }),
         Unary::Sigmoid => each_with(grad, saved, |g, s| g * (s * (1.0 - s))),
         Unary::Tanh => each_with(grad, saved, |g, s| g * (1.0 - s * s)),
@@ -150,13 +185,27 @@ pub fn each_with<T: Copy>(a: &mut [T], b: &[T], f: impl Fn(T, T) -> T) {
     );
 }
 
+/// `x <- x ^ exponent`. The powers that models have most are products and roots.
+pub fn power(x: &mut [f32], exponent: f32) {
+    const POWERS: [f32; 6] = [1.0, 2.0, 3.0, 0.5, -0.5, -1.0];
+    match POWERS.iter().position(|&power| power == exponent) {
+        Some(0) => {}
+        Some(1) => each(x, |x| x * x),
+        Some(2) => each(x, |x| x * x * x),
+        Some(3) => each(x, f32::sqrt),
+        Some(4) => each(x, |x| 1.0 / x.sqrt()),
+        Some(5) => each(x, |x| 1.0 / x),
+        _ => each(x, |x| x.powf(exponent)),
+    }
+}
+
 /// Combines two tensors of `shape` after broadcasting; the strides say how each runs.
-pub fn broadcast<T: Copy>(
+pub fn broadcast<T: Copy, U>(
     shape: &[usize],
     (a, a_strides): (&[T], &[usize]),
     (b, b_strides): (&[T], &[usize]),
-    out: &mut [T],
-    f: impl Fn(T, T) -> T,
+    out: &mut [U],
+    f: impl Fn(T, T) -> U,
 ) {
     let axes = Axes::new(shape, [a_strides, b_strides]);
     let &[a_step, b_step] = &axes.inner_strides;
@@ -188,6 +237,48 @@ pub fn broadcast<T: Copy>(
                         for (i, out) in out.iter_mut().enumerate() {
                             *out = f(a[a0 + i * a_step], b[b0 + i * b_step]);
                         }
+                    }
+                }
+            });
+        },
+    );
+}
+
+/// Picks from `a` or `b` of `shape` after broadcasting; the strides say how each runs.
+pub fn select<T: Copy>(
+    shape: &[usize],
+    (condition, c_strides): (&[u8], &[usize]),
+    (a, a_strides): (&[T], &[usize]),
+    (b, b_strides): (&[T], &[usize]),
+    out: &mut [T],
+) {
+    let axes = Axes::new(shape, [c_strides, a_strides, b_strides]);
+    let [c_step, a_step, b_step] = axes.inner_strides;
+    let pick = |c: u8, a: T, b: T| if c == 0 { b } else { a };
+    arch().dispatch(
+        #[inline(always)]
+        || {
+            axes.for_each_run(|[c0, a0, b0], out0, n| {
+                let out = &mut out[out0..][..n];
+                if let (1, 1, 1) = (c_step, a_step, b_step) {
+                    let terms = a[a0..][..n].iter().zip(&b[b0..][..n]);
+                    let all = condition[c0..][..n].iter().zip(terms);
+                    out.iter_mut()
+                        .zip(all)
+                        .for_each(|(out, (&c, (&a, &b)))| *out = pick(c, a, b));
+                } else if let (1, 1, 0) = (c_step, a_step, b_step) {
+                    let b = b[b0];
+                    let all = condition[c0..][..n].iter().zip(&a[a0..][..n]);
+                    out.iter_mut()
+                        .zip(all)
+                        .for_each(|(out, (&c, &a))| *out = pick(c, a, b));
+                } else {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        *out = pick(
+                            condition[c0 + i * c_step],
+                            a[a0 + i * a_step],
+                            b[b0 + i * b_step],
+                        );
                     }
                 }
             });
@@ -363,6 +454,15 @@ mod tests {
                 high: 0.3,
             };
             for op in [
+                Unary::Abs,
+                Unary::Exp,
+                Unary::Erf,
+                Unary::Sin,
+                Unary::Cos,
+                Unary::Sign,
+                Unary::Floor,
+                Unary::Ceil,
+                Unary::Round,
                 Unary::Relu,
                 Unary::Sigmoid,
                 Unary::Tanh,
@@ -435,6 +535,32 @@ mod tests {
                 broadcast(&shape, x, y, &mut actual, |x, y| x - y);
                 plain::broadcast(&shape, x, y, &mut expected, |x, y| x - y);
                 assert_eq!(actual, expected, "{a:?} - {b:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn selection() {
+        on_every_arch(|| {
+            for (c, a, b) in [
+                (vec![2, 3, 4], vec![2, 3, 4], vec![2, 3, 4]),
+                (vec![3, 4], vec![2, 3, 4], vec![]),
+                (vec![2, 1, 4], vec![3, 1], vec![4]),
+                (vec![], vec![5], vec![2, 5]),
+            ] {
+                let shape = shape::broadcast(&shape::broadcast(&c, &a).unwrap(), &b).unwrap();
+                let n: usize = shape.iter().product();
+                let condition: Vec<u8> = (0..c.iter().product::<usize>())
+                    .map(|i| (i % 3 == 1).into())
+                    .collect();
+                let (x, y) = (values(a.iter().product(), 1), values(b.iter().product(), 2));
+                let strides = |of: &[usize]| shape::broadcast_strides(of, &shape);
+                let (c, a, b) = (strides(&c), strides(&a), strides(&b));
+                let (c, a, b) = ((&condition[..], &c[..]), (&x[..], &a[..]), (&y[..], &b[..]));
+                let (mut actual, mut expected) = (vec![0.0; n], vec![0.0; n]);
+                select(&shape, c, a, b, &mut actual);
+                plain::select(&shape, c, a, b, &mut expected);
+                assert_eq!(actual, expected, "{shape:?}");
             }
         });
     }

@@ -1,4 +1,4 @@
-//! Activation functions and their slopes, in double precision and as their definitions say.
+//! Functions and their slopes, in double precision and as their definitions say.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI, PI};
 
@@ -7,6 +7,24 @@ use crate::device::params::Unary;
 /// The function's value.
 pub fn value(op: Unary, x: f64) -> f64 {
     match op {
+        Unary::Abs => x.abs(),
+        Unary::Exp => x.exp(),
+        Unary::Log => x.ln(),
+        Unary::Sqrt => x.sqrt(),
+        Unary::Reciprocal => 1.0 / x,
+        Unary::Erf => erf(x),
+        Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Sign => {
+            if x == 0.0 {
+                x
+            } else {
+                x.signum()
+            }
+        }
+        Unary::Floor => x.floor(),
+        Unary::Ceil => x.ceil(),
+        Unary::Round => x.round_ties_even(),
         Unary::Relu => x.max(0.0),
         Unary::Sigmoid => sigmoid(x),
         Unary::Tanh => x.tanh(),
@@ -57,6 +75,15 @@ pub fn value(op: Unary, x: f64) -> f64 {
 pub fn slope(op: Unary, x: f64) -> f64 {
     let step = |inside: bool| f64::from(u8::from(inside));
     match op {
+        Unary::Abs => step(x > 0.0) - step(x < 0.0),
+        Unary::Exp => x.exp(),
+        Unary::Log => 1.0 / x,
+        Unary::Sqrt => 0.5 / x.sqrt(),
+        Unary::Reciprocal => -1.0 / (x * x),
+        Unary::Erf => 2.0 / PI.sqrt() * (-x * x).exp(),
+        Unary::Sin => x.cos(),
+        Unary::Cos => -x.sin(),
+        Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round => 0.0,
         Unary::Relu => step(x > 0.0),
         Unary::Sigmoid => sigmoid(x) * sigmoid(-x),
         Unary::Tanh => 1.0 - x.tanh().powi(2),

@@ -39,6 +39,10 @@ pub fn unary(op: Unary, x: &mut [f32]) {
 pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
     for (grad, &s) in grad.iter_mut().zip(saved) {
         *grad *= match op {
+            // From the output.
+            Unary::Exp => s,
+            Unary::Sqrt => 0.5 / s,
+            Unary::Reciprocal => -s * s,
             Unary::Relu => {
                 if s > 0.0 {
                     1.0
@@ -74,16 +78,89 @@ pub fn binary_i64(op: Binary, a: i64, b: i64) -> i64 {
                 a.wrapping_div(b)
             }
         }
+        Binary::Pow => pow_i64(a, b),
+        Binary::Max => a.max(b),
+        Binary::Min => a.min(b),
+        Binary::Mod if b == 0 => 0,
+        Binary::Mod => {
+            let rest = a.wrapping_rem(b);
+            if rest != 0 && (rest < 0) != (b < 0) {
+                rest + b
+            } else {
+                rest
+            }
+        }
+        Binary::Fmod if b == 0 => 0,
+        Binary::Fmod => a.wrapping_rem(b),
+    }
+}
+
+/// Toward zero where the exponent is negative.
+fn pow_i64(base: i64, exponent: i64) -> i64 {
+    match (base, u32::try_from(exponent)) {
+        (_, Ok(exponent)) => base.wrapping_pow(exponent),
+        (1, _) => 1,
+        (-1, _) if exponent % 2 == 0 => 1,
+        (-1, _) => -1,
+        _ => 0,
+    }
+}
+
+/// `op(a, b)` of floats.
+pub fn binary_f32(op: Binary, a: f32, b: f32) -> f32 {
+    match op {
+        Binary::Add => a + b,
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div => a / b,
+        Binary::Pow => a.powf(b),
+        Binary::Max if a.is_nan() || a > b => a,
+        Binary::Min if a.is_nan() || a < b => a,
+        Binary::Max | Binary::Min => b,
+        Binary::Mod => {
+            let rest = a % b;
+            if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
+                rest + b
+            } else {
+                rest
+            }
+        }
+        Binary::Fmod => a % b,
+    }
+}
+
+/// Picks from `a` or `b` of `shape` after broadcasting; the strides say how each runs.
+pub fn select<T: Copy>(
+    shape: &[usize],
+    (condition, c_strides): (&[u8], &[usize]),
+    (a, a_strides): (&[T], &[usize]),
+    (b, b_strides): (&[T], &[usize]),
+    out: &mut [T],
+) {
+    let at = |strides: &[usize], mut i: usize| {
+        let mut offset = 0;
+        for axis in (0..shape.len()).rev() {
+            offset += i % shape[axis] * strides[axis];
+            i /= shape[axis];
+        }
+        offset
+    };
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = if condition[at(c_strides, i)] != 0 {
+            a[at(a_strides, i)]
+        } else {
+            b[at(b_strides, i)]
+        };
     }
 }
 
 /// Combines two tensors of `shape` after broadcasting; the strides say how each runs.
-pub fn broadcast<T: Copy>(
+pub fn broadcast<T: Copy, U>(
     shape: &[usize],
     (a, a_strides): (&[T], &[usize]),
     (b, b_strides): (&[T], &[usize]),
-    out: &mut [T],
-    f: impl Fn(T, T) -> T,
+    out: &mut [U],
+    f: impl Fn(T, T) -> U,
 ) {
     let mut index = vec![0; shape.len()];
     let (mut i, mut j) = (0, 0);

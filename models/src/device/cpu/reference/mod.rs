@@ -11,3 +11,4 @@ pub mod lstm;
 pub mod matrix;
 pub mod norm;
 pub mod pool;
+pub mod reduce;
