@@ -55,6 +55,14 @@ verify: build ## run the models that `make run` trained in ONNX Runtime (from pi
 	@.venv/bin/python -c 'import onnxruntime' 2>/dev/null || .venv/bin/pip install --quiet numpy onnxruntime
 	@for run in straight replicated; do .venv/bin/python tools/verify_onnx.py $(RUN)/$$run; done
 
+.PHONY: node-tests
+node-tests: setup ## the onnx package's backend node tests (from pip) against our operators
+	cargo build --release --locked --quiet --package models --example node
+	@[ -x .venv/bin/python ] || python3 -m venv .venv
+	@.venv/bin/python -c 'import onnx' 2>/dev/null || .venv/bin/pip install --quiet onnx==1.17.0 \
+		|| { echo "skipped: the onnx package cannot be had from pip" >&2; exit 0; }; \
+		.venv/bin/python tools/node_tests $(BIN)/examples/node
+
 .PHONY: predict
 predict: build ## predicted against measured throughput on two one-core workers, about ten minutes
 	@python3 tools/prediction $(BIN)

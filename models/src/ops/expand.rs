@@ -99,7 +99,7 @@ impl Operator for Repeat {
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].take().expect("input data");
         let output = &self.outputs[0].shape;
-        if x.len() == output.iter().product() {
+        if x.len() == output.iter().product::<usize>() {
             return Forward::of(x.into_shape(output));
         }
         Forward::of(cx.device.copy(&self.view, &x).into_shape(output))

@@ -39,7 +39,7 @@ mod window;
 use std::collections::BTreeMap;
 
 use crate::device::Device;
-use crate::device::params::{Reduction, View};
+use crate::device::params::Reduction;
 use crate::init::Fan;
 use crate::tensor::{DType, Tensor};
 
@@ -231,20 +231,6 @@ fn sum_to(device: &dyn Device, grad: Tensor, shape: &[usize]) -> Tensor {
     device
         .reduce(Reduction::Sum, &grad, &axes)
         .into_shape(shape)
-}
-
-/// Repeats a tensor to a shape that it broadcasts to.
-fn repeat(device: &dyn Device, x: Tensor, shape: &[usize]) -> Tensor {
-    if x.shape() == shape {
-        return x;
-    }
-    let strides = crate::shape::broadcast_strides(x.shape(), shape);
-    let view = View {
-        shape: shape.to_vec(),
-        strides: strides.into_iter().map(|stride| stride as isize).collect(),
-        offset: 0,
-    };
-    device.copy(&view, &x)
 }
 
 /// What a forward gives.

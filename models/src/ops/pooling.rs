@@ -1,7 +1,7 @@
 //! MaxPool, AveragePool and GlobalAveragePool.
 
 use super::{
-    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, repeat, window,
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, views, window,
 };
 use crate::device::params::{Pool, Reduction, Unary};
 use crate::tensor::Tensor;
@@ -197,5 +197,5 @@ impl Operator for GlobalAverage {
 pub(super) fn spread(cx: &Context<'_>, grad: Tensor, shape: &[usize]) -> Tensor {
     let count = shape.iter().product::<usize>() / grad.len();
     let share = cx.device.unary(Unary::Scale(1.0 / count as f32), grad);
-    repeat(cx.device, share, shape)
+    views::broadcast(cx.device, &share, shape)
 }

@@ -1,7 +1,7 @@
 //! Reductions over axes: ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax, ReduceMean, ReduceMin, ReduceProd,
 //! ReduceSum, ReduceSumSquare.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, repeat};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, views};
 use crate::device::params::{Binary, Comparison, Reduction, Unary};
 use crate::tensor::{DType, Tensor};
 
@@ -150,11 +150,11 @@ impl Operator for Reduce {
         let back = |grad: Tensor| {
             let grad = grad.into_shape(&self.kept);
             match self.kind {
-                Kind::Plain(Reduction::Sum) => repeat(device, grad, &self.input_shape),
+                Kind::Plain(Reduction::Sum) => views::broadcast(device, &grad, &self.input_shape),
                 Kind::Plain(Reduction::Mean) => {
                     let count = self.input_shape.iter().product::<usize>() / grad.len().max(1);
                     let share = device.unary(Unary::Scale(1.0 / count as f32), grad);
-                    repeat(device, share, &self.input_shape)
+                    views::broadcast(device, &share, &self.input_shape)
                 }
                 Kind::Plain(reduction) => {
                     device.reduce_backward(reduction, saved.input(0), &y(), &grad)
@@ -174,7 +174,7 @@ impl Operator for Reduce {
                 }
                 Kind::LogSum => {
                     let inverse = device.unary(Unary::Exp, device.unary(Unary::Scale(-1.0), y()));
-                    repeat(device, times(grad, inverse), &self.input_shape)
+                    views::broadcast(device, &times(grad, inverse), &self.input_shape)
                 }
                 Kind::LogSumExp => {
                     let share = device.binary(Binary::Sub, saved.input(0).clone(), y());
