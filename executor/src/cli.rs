@@ -174,6 +174,14 @@ pub struct TrainingArgs {
     #[arg(long)]
     pub training_form: bool,
 
+    /// Batch norm: as the file has it, or trained also where it was exported for inference
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = BatchNormForm::File)]
+    pub bn: BatchNormForm,
+
+    /// Train weights apart that the file holds as one tensor, as given to dp-profile
+    #[arg(long)]
+    pub untie: bool,
+
     /// First weights: those in the file, or new ones drawn by the seed
     #[arg(long, value_enum, default_value_t = InitName::Keep)]
     pub init: InitName,
@@ -213,6 +221,15 @@ pub enum DecayName {
     None,
     /// Along half a cosine wave to 0 at the end of the run
     Cosine,
+}
+
+/// `--bn`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BatchNormForm {
+    /// As the file has it
+    File,
+    /// With the minibatch's statistics
+    Train,
 }
 
 /// `--loss`.
@@ -265,6 +282,8 @@ impl Cli {
             scale_learning_rate: !training.no_lr_scaling,
             weight_stashing: !training.no_weight_stashing,
             training_form: training.training_form,
+            train_batch_norm: training.bn == BatchNormForm::Train,
+            untie: training.untie,
             init: match training.init {
                 InitName::Keep => Init::Keep,
                 InitName::He => Init::He,

@@ -57,6 +57,10 @@ pub struct Options {
     pub weight_stashing: bool,
     /// Whether Dropout and BatchNormalization in inference form train all the same.
     pub training_form: bool,
+    /// Whether batch norm in inference form trains all the same.
+    pub train_batch_norm: bool,
+    /// Whether weights that only Identity nodes tell apart are trained apart.
+    pub untie: bool,
     /// Where the first weights come from.
     pub init: Init,
     /// Seed of weights, order of samples, and masks.
@@ -112,6 +116,8 @@ pub fn prepare(
     let build = BuildOptions {
         batch: Some(plan.batch_size),
         training_form: options.training_form,
+        train_batch_norm: options.train_batch_norm,
+        untie: options.untie,
         dims: options.dims.clone(),
     };
     let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());

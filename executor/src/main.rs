@@ -43,6 +43,9 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error>> {
     let options = cli.options();
     let (model, job) = job::prepare(&cli.plan, &plan, &options, stop)?;
 
+    for remark in job.graph.remarks() {
+        eprintln!("warning: {}: {remark}", job.graph.path().display());
+    }
     let fills: Vec<&str> = job.constant_fills().collect();
     if let [first, others @ ..] = &fills[..] {
         eprintln!(

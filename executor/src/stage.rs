@@ -189,7 +189,7 @@ fn check_weights(graph: &Graph, programs: &[Program]) -> Result<(), RunError> {
         for &parameter in program.weights() {
             if let Some(other) = owner.insert(parameter, stage) {
                 return Err(RunError::Plan(format!(
-                    "stages {other} and {stage} both use the weight '{}': a plan for 1F1B keeps its layers in one stage",
+                    "stages {other} and {stage} both use the weight '{}': a plan for 1F1B keeps its layers in one stage; if the model was profiled with --untie, give it here too",
                     graph.parameters()[parameter].name
                 )));
             }

@@ -33,6 +33,14 @@ pub struct Cli {
     #[arg(long)]
     pub training_form: bool,
 
+    /// Batch norm: as the file has it, or trained also where it was exported for inference
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = BatchNormForm::File)]
+    pub bn: BatchNormForm,
+
+    /// Train weights apart that the file holds as one tensor, told apart only by Identity nodes
+    #[arg(long)]
+    pub untie: bool,
+
     /// Where to measure: auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
@@ -78,6 +86,15 @@ pub struct Cli {
     pub quiet: bool,
 }
 
+/// Forms of batch norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BatchNormForm {
+    /// As the file has it.
+    File,
+    /// With the minibatch's statistics.
+    Train,
+}
+
 /// Losses that a profile can end on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LossName {
@@ -104,6 +121,8 @@ impl Cli {
                 batch: self.batch.map(|batch| batch as usize),
                 dims: self.dims.iter().cloned().collect(),
                 training_form: self.training_form,
+                train_batch_norm: self.bn == BatchNormForm::Train,
+                untie: self.untie,
             },
             device: self.device.clone(),
             threads: self.threads as usize,

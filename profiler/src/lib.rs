@@ -158,6 +158,9 @@ pub fn profile(
         communication_s_per_byte: kappa,
     };
     let mut warnings = warnings(&profile, &samples);
+    for remark in graph.remarks() {
+        warnings.push(format!("{}: {remark}", path.display()));
+    }
     if let Some(fill) = graph.constant_fills().next() {
         warnings.push(format!(
             "{}: weight '{}' (and perhaps others) holds one value everywhere, as in a file without trained weights; \

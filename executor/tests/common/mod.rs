@@ -155,6 +155,8 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
         scale_learning_rate: true,
         weight_stashing: true,
         training_form: true,
+        train_batch_norm: false,
+        untie: false,
         init: Init::He,
         seed: 7,
         epochs: 1,

@@ -6,6 +6,7 @@ use super::infer::{Draft, Inference, Kind};
 use super::inputs::{self, DataInput};
 use super::layers;
 use super::nodes::{self, RawNode};
+use super::remarks;
 use super::{Graph, GraphError, GraphErrorKind, Node, Origin, Parameter, State, Value, ValueId};
 use crate::device::cpu::CpuDevice;
 use crate::init;
@@ -25,6 +26,12 @@ pub struct BuildOptions {
     /// such a batch norm keeps its running statistics, in training too. Nodes in training form do not
     /// need it.
     pub training_form: bool,
+    /// Whether batch norm in inference form trains, as with `training_form`, which also means Dropout.
+    pub train_batch_norm: bool,
+    /// Whether weights that the file holds once and tells apart by Identity nodes are weights of their own.
+    /// Exporters merge weights that are one in the model like that, but also those that only happen to
+    /// be equal; without this they are trained as one.
+    pub untie: bool,
 }
 
 /// Reads `NAME=SIZE`, the way programs are told the size of an open dimension.
@@ -64,21 +71,24 @@ fn build(model: &Model, options: &BuildOptions) -> Result<Graph, GraphErrorKind>
     let nodes = nodes::sorted(model)?;
     let read: HashSet<&str> = nodes
         .iter()
-        .flat_map(|node| node.inputs.iter().copied())
+        .flat_map(|node| node.reads.iter().map(String::as_str))
         .collect();
     let inputs = inputs::bind(model, options, &read)?;
     let (draft, batch_size) = infer(model, options, &nodes, &inputs)?;
-    finish(model, &draft, &inputs, batch_size)
+    let mut graph = finish(model, &draft, &inputs, batch_size)?;
+    graph.remarks = remarks::of(&graph, &nodes, options);
+    Ok(graph)
 }
 
 /// Types all values for the batch size asked for, and says which one that is.
 fn infer(
     model: &Model,
     options: &BuildOptions,
-    nodes: &[RawNode<'_>],
+    nodes: &[RawNode],
     inputs: &[DataInput<'_>],
 ) -> Result<(Draft, usize), GraphErrorKind> {
     let device = CpuDevice::new(1);
+    let aliases = aliases(model, nodes);
     let run = |exported: Option<&Draft>, types: Vec<ValueType>| {
         let named: Vec<_> = inputs.iter().map(|input| input.name).zip(types).collect();
         Inference {
@@ -87,6 +97,7 @@ fn infer(
             options,
             device: &device,
             exported,
+            aliases: &aliases,
         }
         .run(&named)
     };
@@ -134,6 +145,20 @@ fn infer(
         ))),
         _ => Ok((rebatched, requested_batch)),
     }
+}
+
+/// Initializers by the outputs of the Identity nodes that pass them on.
+fn aliases<'a>(model: &Model, nodes: &'a [RawNode]) -> HashMap<&'a str, &'a str> {
+    let identities = nodes.iter().filter(|node| node.op_type == "Identity");
+    identities
+        .filter_map(|node| {
+            Some((
+                node.outputs.first()?.as_str(),
+                node.inputs.first()?.as_str(),
+            ))
+        })
+        .filter(|(_, source)| model.initializers().contains_key(*source))
+        .collect()
 }
 
 /// Extent of the first axis of the first output.
@@ -277,6 +302,7 @@ impl<'a> Assembly<'a> {
             layers: Vec::new(),
             batch_size,
             final_softmax: None,
+            remarks: Vec::new(),
         };
         Assembly {
             draft,

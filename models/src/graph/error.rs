@@ -18,15 +18,56 @@ pub struct GraphError {
 /// What stands in the way of a graph.
 #[derive(Debug, Error)]
 pub enum GraphErrorKind {
-    /// Control flow, which has no place in a layer graph.
+    /// Control flow that only shows while the model runs, which has no place in a layer graph.
     #[error(
-        "operator {operator} (node '{node}') has sub-graphs and cannot be profiled or trained; export the model without control flow"
+        "operator {operator} (node '{node}') has sub-graphs and cannot be profiled or trained{}; export the model without control flow",
+        depends_on(.condition.as_deref())
     )]
     Subgraph {
         /// The operator type.
         operator: String,
         /// The node's name.
         node: String,
+        /// The value that an If chooses by.
+        condition: Option<String>,
+    },
+    /// A branch that gives another number of values than its node.
+    #[error("operator If (node '{node}') has {expected} outputs, its branch gives {found}")]
+    BranchOutputs {
+        /// The node's name.
+        node: String,
+        /// Outputs of the node.
+        expected: usize,
+        /// Outputs of the branch.
+        found: usize,
+    },
+    /// Functions or branches without end.
+    #[error(
+        "node '{node}': functions and branches are nested too deeply or call each other in a circle"
+    )]
+    Nesting {
+        /// The node's name.
+        node: String,
+    },
+    /// A weight that training could not write back.
+    #[error(
+        "node '{node}': its weight '{weight}' is stored inside a function or a branch; export the model with all weights as initializers of the main graph"
+    )]
+    InnerWeight {
+        /// The node's name.
+        node: String,
+        /// The weight's name.
+        weight: String,
+    },
+    /// A tensor that is stepped by the optimizer in one place and replaced by statistics in another.
+    #[error(
+        "node '{node}' reads '{value}' as a weight, but it is also the running statistic of a batch norm; export the model again without merging equal tensors"
+    )]
+    WeightAndState {
+        /// The node's name.
+        node: String,
+        /// The tensor's name.
+        value: String,
     },
     /// A node reads a value that nothing makes.
     #[error("node '{node}' reads '{value}', which no node, input or initializer provides")]
@@ -137,6 +178,12 @@ pub enum GraphErrorKind {
     /// A tensor in an attribute that cannot be read.
     #[error(transparent)]
     Model(#[from] OnnxError),
+}
+
+fn depends_on(value: Option<&str>) -> String {
+    value.map_or_else(String::new, |value| {
+        format!(": its condition '{value}' depends on what is fed to the model")
+    })
 }
 
 fn known(open: &[String]) -> String {

@@ -4,10 +4,10 @@
 //! may have been folded through a transpose. So the walk is repeated with what it found until it finds
 //! nothing new: then weights are values of their own and everything computed from them is a node.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::nodes::RawNode;
+use super::nodes::{Branch, RawNode};
 use super::{BuildOptions, GraphErrorKind, rebatch};
 use crate::device::Device;
 use crate::onnx::{Model, graph_dtype};
@@ -54,6 +54,8 @@ pub(super) struct Draft {
     pub values: Vec<DraftValue>,
     pub nodes: Vec<DraftNode>,
     names: HashMap<String, usize>,
+    /// Leaves that stand in a function or a branch.
+    inner: HashSet<String>,
 }
 
 impl Draft {
@@ -78,12 +80,14 @@ struct Roles {
 /// What inference works on.
 pub(super) struct Inference<'a> {
     pub model: &'a Model,
-    pub nodes: &'a [RawNode<'a>],
+    pub nodes: &'a [RawNode],
     pub options: &'a BuildOptions,
     /// Runs operators on constants.
     pub device: &'a dyn Device,
     /// The same model with the batch size it was exported with, if another one is asked for.
     pub exported: Option<&'a Draft>,
+    /// Initializers by the outputs of the Identity nodes that pass them on.
+    pub aliases: &'a HashMap<&'a str, &'a str>,
 }
 
 impl Inference<'_> {
@@ -138,10 +142,10 @@ impl Walk<'_> {
     /// An initializer or the output of a node that holds a constant.
     fn add_leaf(&mut self, name: &str, tensor: Tensor) -> usize {
         let ty = type_of(&tensor);
-        let kind = if self.roles.parameters.contains(name) {
-            Kind::Parameter(tensor)
-        } else if self.roles.states.contains(name) {
+        let kind = if self.roles.states.contains(name) {
             Kind::State(tensor)
+        } else if self.roles.parameters.contains(name) {
+            Kind::Parameter(tensor)
         } else {
             let candidate = ty.dtype == DType::F32 && !ty.shape.is_empty();
             Kind::Constant(
@@ -152,7 +156,7 @@ impl Walk<'_> {
         self.add(name, ty, kind)
     }
 
-    fn lookup(&mut self, name: &str, node: &RawNode<'_>) -> Result<Option<usize>, GraphErrorKind> {
+    fn lookup(&mut self, name: &str, node: &RawNode) -> Result<Option<usize>, GraphErrorKind> {
         if name.is_empty() {
             return Ok(None);
         }
@@ -191,20 +195,36 @@ impl Walk<'_> {
         }
     }
 
-    fn node(&mut self, node: &RawNode<'_>) -> Result<(), GraphErrorKind> {
+    fn node(&mut self, node: &RawNode) -> Result<(), GraphErrorKind> {
+        if let Some(branches) = &node.branches {
+            return self.choose(node, branches);
+        }
+        if let Some(Attribute::Other("GRAPH")) = node
+            .attributes
+            .values()
+            .find(|attribute| matches!(attribute, Attribute::Other("GRAPH")))
+        {
+            return Err(GraphErrorKind::Subgraph {
+                operator: node.op_type.clone(),
+                node: node.name.clone(),
+                condition: None,
+            });
+        }
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for name in &node.inputs {
             inputs.push(self.lookup(name, node)?);
         }
-        let output = node.outputs.first().copied().unwrap_or_default();
-        match (node.op_type, inputs.first()) {
-            // Exporters give equal parameters one initializer and tell them apart by Identity nodes:
-            // they are parameters of their own, and training must not tie them.
-            ("Identity", Some(_)) if self.is_initializer(node.inputs[0]) => {
-                self.add_leaf(
-                    output,
-                    self.inference.model.initializers()[node.inputs[0]].clone(),
-                );
+        let output = node.outputs.first().map_or("", String::as_str);
+        match (node.op_type.as_str(), inputs.first()) {
+            // Another name for an initializer, which may stand for a tensor of its own.
+            ("Identity", Some(&Some(input))) if self.stands_alone(node) => {
+                let tensor = match &self.draft.values[input].kind {
+                    Kind::Parameter(tensor) | Kind::State(tensor) | Kind::Constant(tensor, _) => {
+                        tensor.clone()
+                    }
+                    Kind::Input | Kind::Computed => return Ok(()),
+                };
+                self.add_leaf(output, tensor);
                 return Ok(());
             }
             ("Identity" | "Cast" | "Dropout", Some(&Some(input)))
@@ -227,20 +247,22 @@ impl Walk<'_> {
             .collect();
         let op = ops::build(&NodeSpec {
             name: &node.name,
-            op_type: node.op_type,
-            opset: self.inference.model.opset(),
+            op_type: &node.op_type,
+            opset: node.opset,
             attributes: &node.attributes,
             inputs: &types,
             constants: &constants,
             outputs: node.outputs.len(),
-            training_form: self.inference.options.training_form,
+            training_form: self.inference.options.training_form
+                || (self.inference.options.train_batch_norm
+                    && node.op_type == "BatchNormalization"),
         })?;
         let known = inputs
             .iter()
             .zip(&constants)
             .all(|(input, constant)| input.is_none() || constant.is_some());
         // Of these only the type of what they read matters.
-        let fold = known || matches!(node.op_type, "Shape" | "Size" | "EyeLike");
+        let fold = known || matches!(node.op_type.as_str(), "Shape" | "Size" | "EyeLike");
         let names = self.output_names(
             node,
             &*op,
@@ -253,15 +275,73 @@ impl Walk<'_> {
         if fold {
             self.fold(node, &*op, &inputs, constants, &names);
         } else {
-            self.compute(node, op, inputs, &names);
+            self.compute(node, op, inputs, &names)?;
         }
         Ok(())
+    }
+
+    /// Goes on with the branch of an If whose condition is known.
+    fn choose(&mut self, node: &RawNode, branches: &[Branch; 2]) -> Result<(), GraphErrorKind> {
+        let condition = node.inputs.first().map_or("", String::as_str);
+        let index = self.lookup(condition, node)?;
+        let truth = index
+            .and_then(|index| self.constant(index))
+            .filter(|value| value.dtype() == DType::Bool && value.len() == 1)
+            .map(|value| value.raw()[0] != 0);
+        let Some(truth) = truth else {
+            return Err(GraphErrorKind::Subgraph {
+                operator: node.op_type.clone(),
+                node: node.name.clone(),
+                condition: Some(condition.into()),
+            });
+        };
+        let branch = &branches[usize::from(!truth)];
+        if branch.outputs.len() < node.outputs.len() {
+            return Err(GraphErrorKind::BranchOutputs {
+                node: node.name.clone(),
+                expected: node.outputs.len(),
+                found: branch.outputs.len(),
+            });
+        }
+        for (name, tensor) in &branch.initializers {
+            self.draft.inner.insert(name.clone());
+            self.add_leaf(name, tensor.clone());
+        }
+        for node in &branch.nodes {
+            self.node(node)?;
+        }
+        for (made, wanted) in branch.outputs.iter().zip(&node.outputs) {
+            if let Some(index) = self.lookup(made, node)? {
+                self.draft.names.insert(wanted.clone(), index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an Identity of an initializer gives a tensor of its own rather than another name for it.
+    ///
+    /// A running statistic always does: nothing can be shared with it that is not replaced with it.
+    fn stands_alone(&self, node: &RawNode) -> bool {
+        let (source, output) = (&node.inputs[0], &node.outputs[0]);
+        let alias =
+            || self.roles.parameters.contains(source) && !self.roles.states.contains(source);
+        self.is_initializer(source)
+            && (self.inference.options.untie || self.roles.states.contains(output) || !alias())
+    }
+
+    /// The leaf that is trained in place of this one: while weights stay tied, the initializer behind it.
+    fn trained_leaf(&self, leaf: String) -> String {
+        let source = self.inference.aliases.get(leaf.as_str());
+        match source.filter(|source| !self.roles.states.contains(**source)) {
+            Some(source) if !self.inference.options.untie => source.to_string(),
+            _ => leaf,
+        }
     }
 
     /// Names of an operator's outputs, whose sizes are checked.
     fn output_names(
         &self,
-        node: &RawNode<'_>,
+        node: &RawNode,
         op: &dyn Operator,
         max_bytes: usize,
     ) -> Result<Vec<String>, GraphErrorKind> {
@@ -290,7 +370,7 @@ impl Walk<'_> {
     /// Runs an operator whose inputs are constant (or, for Shape, only matter by their type).
     fn fold(
         &mut self,
-        node: &RawNode<'_>,
+        node: &RawNode,
         op: &dyn Operator,
         inputs: &[Option<usize>],
         constants: Vec<Option<Tensor>>,
@@ -304,7 +384,10 @@ impl Walk<'_> {
             first_sample: 0,
         };
         for (name, tensor) in names.iter().zip(op.forward(&cx, constants).outputs) {
-            if matches!(node.op_type, "Constant" | "ConstantOfShape") {
+            if matches!(node.op_type.as_str(), "Constant" | "ConstantOfShape") {
+                if node.inner {
+                    self.draft.inner.insert(name.clone());
+                }
                 self.add_leaf(name, tensor);
             } else {
                 self.add(
@@ -319,26 +402,40 @@ impl Walk<'_> {
     /// Adds a node that runs, and notes which of its constants are weights and running statistics.
     fn compute(
         &mut self,
-        node: &RawNode<'_>,
+        node: &RawNode,
         op: Box<dyn Operator>,
         inputs: Vec<Option<usize>>,
         names: &[String],
-    ) {
+    ) -> Result<(), GraphErrorKind> {
         let mut needs_gradient = inputs
             .iter()
             .flatten()
             .any(|&input| self.draft.values[input].needs_gradient);
         for &position in op.weights() {
-            if let Some(Some(input)) = inputs.get(position)
-                && self.is_weight(node.op_type, *input, needs_gradient)
-            {
+            let Some(&Some(input)) = inputs.get(position) else {
+                continue;
+            };
+            if let Kind::State(_) = self.draft.values[input].kind {
+                return Err(GraphErrorKind::WeightAndState {
+                    node: node.name.clone(),
+                    value: self.draft.values[input].name.clone(),
+                });
+            }
+            if self.is_weight(&node.op_type, input, needs_gradient) {
                 needs_gradient = true;
-                self.found.parameters.extend(self.leaves_of(*input));
+                for leaf in self.leaves_of(input) {
+                    self.check_place(node, &leaf)?;
+                    let leaf = self.trained_leaf(leaf);
+                    self.found.parameters.insert(leaf);
+                }
             }
         }
         for &(_, position) in op.state_updates() {
             if let Some(Some(input)) = inputs.get(position) {
-                self.found.states.extend(self.leaves_of(*input));
+                for leaf in self.leaves_of(*input) {
+                    self.check_place(node, &leaf)?;
+                    self.found.states.insert(leaf);
+                }
             }
         }
         let updated: Vec<usize> = op
@@ -354,7 +451,7 @@ impl Walk<'_> {
             self.draft.values[index].needs_gradient = needs_gradient && differentiable;
             outputs.push(index);
         }
-        let softmax = matches!(node.op_type, "Softmax" | "LogSoftmax")
+        let softmax = matches!(node.op_type.as_str(), "Softmax" | "LogSoftmax")
             && self.is_over_classes(node, outputs[0]);
         self.draft.nodes.push(DraftNode {
             name: node.name.clone(),
@@ -363,6 +460,18 @@ impl Walk<'_> {
             outputs,
             softmax,
         });
+        Ok(())
+    }
+
+    /// Refuses a weight that stands where it cannot be written back.
+    fn check_place(&self, node: &RawNode, leaf: &str) -> Result<(), GraphErrorKind> {
+        if self.draft.inner.contains(leaf) {
+            return Err(GraphErrorKind::InnerWeight {
+                node: node.name.clone(),
+                weight: leaf.into(),
+            });
+        }
+        Ok(())
     }
 
     /// Whether a constant in a weight's place of an operator is one.
@@ -384,6 +493,10 @@ impl Walk<'_> {
                 .any(|value| !value.is_finite() || *value <= f32::MIN / 2.0)
         };
         match op_type {
+            // A function's or a branch's own terms and factors are constants of its formula.
+            "Add" | "Sum" | "Mul" if leaves.iter().any(|leaf| self.draft.inner.contains(leaf)) => {
+                false
+            }
             "Add" | "Sum" => after_parameters && !is_mask(),
             "Mul" => after_parameters && tensor.len() > 1 && !is_mask(),
             "Sub" | "Div" => false,
@@ -398,8 +511,8 @@ impl Walk<'_> {
     /// Whether a node only passes its input on: Identity; Cast between types that are one here (half
     /// precision weights); and Dropout in the form that exporters write for inference, unless dropout is
     /// switched on.
-    fn passes_on(&self, node: &RawNode<'_>, input: usize) -> bool {
-        match (node.op_type, node.attributes.get("to")) {
+    fn passes_on(&self, node: &RawNode, input: usize) -> bool {
+        match (node.op_type.as_str(), node.attributes.get("to")) {
             ("Identity", _) => return true,
             ("Cast", Some(Attribute::Int(to))) => {
                 let to = i32::try_from(*to).ok().and_then(graph_dtype);
@@ -423,7 +536,7 @@ impl Walk<'_> {
     }
 
     /// Leaves whose elements a folded node only moves around.
-    fn moved_leaves(&self, node: &RawNode<'_>, inputs: &[Option<usize>]) -> BTreeSet<String> {
+    fn moved_leaves(&self, node: &RawNode, inputs: &[Option<usize>]) -> BTreeSet<String> {
         const MOVES: &[&str] = &[
             "Concat",
             "DepthToSpace",
@@ -442,7 +555,7 @@ impl Walk<'_> {
             "Transpose",
             "Unsqueeze",
         ];
-        if !MOVES.contains(&node.op_type) {
+        if !MOVES.contains(&node.op_type.as_str()) {
             return BTreeSet::new();
         }
         inputs
@@ -453,14 +566,14 @@ impl Walk<'_> {
     }
 
     /// Whether a softmax runs over axis 1, where the classes are.
-    fn is_over_classes(&self, node: &RawNode<'_>, output: usize) -> bool {
+    fn is_over_classes(&self, node: &RawNode, output: usize) -> bool {
         let shape = &self.draft.values[output].ty.shape;
         let axis = match node.attributes.get("axis") {
             Some(Attribute::Int(axis)) => Some(*axis),
             _ => None,
         };
         let is_one = |axis: i64| axis == 1 || axis + shape.len() as i64 == 1;
-        if self.inference.model.opset() >= 13 {
+        if node.opset >= 13 {
             return is_one(axis.unwrap_or(-1));
         }
         // Before opset 13 it ran over all axes from there on, taken together.
@@ -468,7 +581,7 @@ impl Walk<'_> {
     }
 
     /// Replaces a reshape's target shape in which the exported batch size stands.
-    fn rebatch(&mut self, node: &RawNode<'_>, inputs: &mut [Option<usize>]) {
+    fn rebatch(&mut self, node: &RawNode, inputs: &mut [Option<usize>]) {
         let (Some(exported), [Some(data), Some(target)]) = (self.inference.exported, &*inputs)
         else {
             return;

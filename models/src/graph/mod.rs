@@ -7,10 +7,12 @@
 mod build;
 mod error;
 mod infer;
+mod inline;
 mod inputs;
 mod layers;
 mod nodes;
 mod rebatch;
+mod remarks;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use std::path::{Path, PathBuf};
 pub use build::{BuildOptions, parse_dimension};
 pub use error::{GraphError, GraphErrorKind};
 pub use layers::{Layer, LayerEdge};
+pub use remarks::Remark;
 
 use crate::init::Fan;
 use crate::loss::Loss;
@@ -115,6 +118,7 @@ pub struct Graph {
     batch_size: usize,
     /// The softmax over the classes that makes the first output, if one does.
     final_softmax: Option<NodeId>,
+    remarks: Vec<Remark>,
 }
 
 impl Graph {
@@ -180,6 +184,11 @@ impl Graph {
         self.parameters
             .iter()
             .filter(|parameter| parameter.constant_fill)
+    }
+
+    /// What the export did to the model that whoever trains it should know.
+    pub fn remarks(&self) -> &[Remark] {
+        &self.remarks
     }
 
     /// Where training attaches a loss: the first output, or what goes into the (log-)softmax over the

@@ -1,38 +1,66 @@
-//! Nodes as they stand in the file: named uniquely, live, sorted.
+//! The nodes that a graph needs: live, sorted, their attributes decoded.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 
 use super::GraphErrorKind;
+use super::inline::{self, Body, Instance};
 use crate::onnx::Model;
-use crate::onnx::proto::{AttributeProto, NodeProto, attribute_type};
+use crate::onnx::proto::{AttributeProto, attribute_type};
 use crate::ops::Attribute;
+use crate::tensor::Tensor;
 
-/// A node of the file, its attributes decoded.
+/// A node whose attributes are decoded.
 #[derive(Debug)]
-pub(super) struct RawNode<'a> {
+pub(super) struct RawNode {
     pub name: String,
-    pub op_type: &'a str,
+    pub op_type: String,
+    /// Version of the default operator set that it goes by.
+    pub opset: i64,
     pub attributes: BTreeMap<String, Attribute>,
     /// Names of the values it reads; empty where an optional input is left out.
-    pub inputs: Vec<&'a str>,
+    pub inputs: Vec<String>,
     /// Names of the values it makes; empty where an output is left out.
-    pub outputs: Vec<&'a str>,
+    pub outputs: Vec<String>,
+    /// Names of all values it needs: its inputs and what its branches read.
+    pub reads: Vec<String>,
+    /// The branches of an If: then, else.
+    pub branches: Option<[Branch; 2]>,
+    /// Whether it stands in a function or a branch, where a weight could not be written back.
+    pub inner: bool,
+}
+
+/// A branch of an If.
+#[derive(Debug)]
+pub(super) struct Branch {
+    pub initializers: Vec<(String, Tensor)>,
+    pub nodes: Vec<RawNode>,
+    pub outputs: Vec<String>,
 }
 
 /// The nodes that the graph's outputs depend on, every one after those it reads from; otherwise in the
 /// file's order.
-pub(super) fn sorted(model: &Model) -> Result<Vec<RawNode<'_>>, GraphErrorKind> {
+pub(super) fn sorted(model: &Model) -> Result<Vec<RawNode>, GraphErrorKind> {
     let graph = model.graph();
-    let names = unique_names(&graph.node);
     let given: HashSet<&str> = graph.input.iter().map(|input| input.name()).collect();
     let known = |value: &str| given.contains(value) || model.initializers().contains_key(value);
+    let outputs: Vec<&str> = graph.output.iter().map(|output| output.name()).collect();
+    arrange(model, inline::instances(model)?, &outputs, &known)
+}
+
+/// Sorts the nodes that `outputs` depend on. `known` says which values come from elsewhere.
+fn arrange(
+    model: &Model,
+    instances: Vec<Instance<'_>>,
+    outputs: &[&str],
+    known: &dyn Fn(&str) -> bool,
+) -> Result<Vec<RawNode>, GraphErrorKind> {
     let mut makers: HashMap<&str, usize> = HashMap::new();
-    for (index, node) in graph.node.iter().enumerate() {
-        for output in node.output.iter().filter(|output| !output.is_empty()) {
+    for (index, node) in instances.iter().enumerate() {
+        for output in node.outputs.iter().filter(|output| !output.is_empty()) {
             if known(output) || makers.insert(output, index).is_some() {
                 return Err(GraphErrorKind::DuplicateValue {
-                    node: names[index].clone(),
+                    node: node.name.clone(),
                     value: output.clone(),
                 });
             }
@@ -47,10 +75,10 @@ pub(super) fn sorted(model: &Model) -> Result<Vec<RawNode<'_>>, GraphErrorKind> 
             value: value.into(),
         }),
     };
-    let mut live = vec![false; graph.node.len()];
+    let mut live = vec![false; instances.len()];
     let mut pending = Vec::new();
-    for output in &graph.output {
-        pending.extend(maker(output.name(), "(graph output)")?);
+    for output in outputs {
+        pending.extend(maker(output, "(graph output)")?);
     }
     // For each live node, those it reads from.
     let mut reads: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -58,23 +86,24 @@ pub(super) fn sorted(model: &Model) -> Result<Vec<RawNode<'_>>, GraphErrorKind> 
         if std::mem::replace(&mut live[index], true) {
             continue;
         }
-        let node = &graph.node[index];
-        refuse_subgraphs(node, &names[index])?;
+        let node = &instances[index];
         let mut from = Vec::new();
-        for input in &node.input {
-            from.extend(maker(input, &names[index])?);
+        for value in node.reads() {
+            from.extend(maker(value, &node.name)?);
         }
         pending.extend(&from);
         reads.insert(index, from);
     }
 
     let order = topological(&reads).map_err(|index| GraphErrorKind::Cycle {
-        node: names[index].clone(),
+        node: instances[index].name.clone(),
     })?;
-    order
+    drop(makers);
+    let mut instances: Vec<Option<Instance<'_>>> = instances.into_iter().map(Some).collect();
+    let ordered = order
         .into_iter()
-        .map(|index| raw(model, &graph.node[index], names[index].clone()))
-        .collect()
+        .filter_map(|index| instances[index].take());
+    ordered.map(|node| raw(model, node)).collect()
 }
 
 /// Kahn's algorithm, taking the first ready node of the file each time. The error is a node on a cycle
@@ -114,61 +143,46 @@ fn topological(reads: &BTreeMap<usize, Vec<usize>>) -> Result<Vec<usize>, usize>
     }
 }
 
-/// A name for each node: the file's; `Relu_3` for the fourth node if it has none; with a number behind it
-/// if another node has the same.
-fn unique_names(nodes: &[NodeProto]) -> Vec<String> {
-    let mut taken: HashSet<String> = nodes.iter().map(|node| node.name().to_string()).collect();
-    let mut used = HashSet::new();
-    let mut names = Vec::with_capacity(nodes.len());
-    for (index, node) in nodes.iter().enumerate() {
-        let mut name = node.name().to_string();
-        if name.is_empty() || used.contains(&name) {
-            let base = if name.is_empty() {
-                format!("{}_{index}", node.op_type())
-            } else {
-                format!("{name}_{index}")
-            };
-            name = std::iter::once(base.clone())
-                .chain((1..).map(|number| format!("{base}_{number}")))
-                .find(|candidate| !taken.contains(candidate))
-                .unwrap_or(base);
-            taken.insert(name.clone());
-        }
-        used.insert(name.clone());
-        names.push(name);
-    }
-    names
-}
-
-fn refuse_subgraphs(node: &NodeProto, name: &str) -> Result<(), GraphErrorKind> {
-    if node
-        .attribute
-        .iter()
-        .any(|attribute| attribute.g.is_some() || !attribute.graphs.is_empty())
-    {
-        return Err(GraphErrorKind::Subgraph {
-            operator: node.op_type().into(),
-            node: name.into(),
-        });
-    }
-    Ok(())
-}
-
-fn raw<'a>(
-    model: &Model,
-    node: &'a NodeProto,
-    name: String,
-) -> Result<RawNode<'a>, GraphErrorKind> {
+fn raw(model: &Model, node: Instance<'_>) -> Result<RawNode, GraphErrorKind> {
+    let reads = node.reads().into_iter().map(String::from).collect();
     let mut attributes = BTreeMap::new();
-    for proto in &node.attribute {
-        attributes.insert(proto.name().to_string(), attribute(model, proto, &name)?);
+    for &(name, proto) in &node.attributes {
+        attributes.insert(name.to_string(), attribute(model, proto, &node.name)?);
     }
+    let branches = match node.branches {
+        None => None,
+        Some([then, otherwise]) => Some([branch(model, then)?, branch(model, otherwise)?]),
+    };
     Ok(RawNode {
         attributes,
-        op_type: node.op_type(),
-        inputs: node.input.iter().map(String::as_str).collect(),
-        outputs: node.output.iter().map(String::as_str).collect(),
-        name,
+        op_type: node.op_type.into(),
+        opset: node.opset,
+        reads,
+        inputs: node.inputs,
+        outputs: node.outputs,
+        branches,
+        inner: node.inner,
+        name: node.name,
+    })
+}
+
+fn branch(model: &Model, body: Body<'_>) -> Result<Branch, GraphErrorKind> {
+    let mut initializers = Vec::with_capacity(body.initializers.len());
+    for (name, proto) in body.initializers {
+        let tensor = model.attribute_tensor(proto, &name)?;
+        initializers.push((name, tensor));
+    }
+    let outputs: Vec<&str> = body.outputs.iter().map(String::as_str).collect();
+    let own: HashSet<&str> = initializers.iter().map(|(name, _)| name.as_str()).collect();
+    let made = body.nodes.iter().flat_map(|node| node.outputs.clone());
+    let made: HashSet<String> = made.collect();
+    // What the branch does not make itself comes from around it, and is looked for there.
+    let known = |value: &str| own.contains(value) || !made.contains(value);
+    let nodes = arrange(model, body.nodes, &outputs, &known)?;
+    Ok(Branch {
+        nodes,
+        initializers,
+        outputs: body.outputs,
     })
 }
 
@@ -218,29 +232,6 @@ fn attribute_kind(proto: &AttributeProto) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(name: &str, op_type: &str) -> NodeProto {
-        NodeProto {
-            name: Some(name.into()),
-            op_type: Some(op_type.into()),
-            ..NodeProto::default()
-        }
-    }
-
-    #[test]
-    fn names_become_unique_and_stable() {
-        let nodes = [
-            node("", "Relu"),
-            node("a", "Conv"),
-            node("a", "Conv"),
-            node("", "Gemm"),
-            node("Gemm_3", "Gemm"),
-        ];
-        assert_eq!(
-            unique_names(&nodes),
-            ["Relu_0", "a", "a_2", "Gemm_3_1", "Gemm_3"]
-        );
-    }
 
     #[test]
     fn sorting_keeps_the_files_order_where_it_can() {

@@ -6,7 +6,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use super::wire::{self, WireError, field};
 use super::{OnnxError, tensor};
 use crate::tensor::Tensor;
@@ -69,18 +69,16 @@ impl Model {
                 supported: SUPPORTED_OPSETS,
             });
         }
-        if let Some((index, node)) = graph
-            .node
-            .iter()
-            .enumerate()
-            .find(|(_, node)| !is_default(node.domain()))
-        {
-            return Err(OnnxError::ForeignOperator {
-                node: node_label(node, index),
-                operator: node.op_type().into(),
-                domain: node.domain().into(),
-                path,
-            });
+        let bodies = proto.functions.iter().map(|function| &function.node);
+        for nodes in std::iter::once(&graph.node).chain(bodies) {
+            if let Some((name, node)) = foreign_node(nodes, &proto.functions) {
+                return Err(OnnxError::ForeignOperator {
+                    node: name,
+                    operator: node.op_type().into(),
+                    domain: node.domain().into(),
+                    path,
+                });
+            }
         }
         let initializers = read_initializers(graph, &path)?;
         let sha256 = Sha256::digest(&bytes)
@@ -124,6 +122,11 @@ impl Model {
             .expect("checked when the model was read")
     }
 
+    /// Functions that the file defines for its own use.
+    pub(crate) fn functions(&self) -> &[FunctionProto] {
+        &self.proto.functions
+    }
+
     /// Decodes a tensor that is an attribute of a node.
     pub(crate) fn attribute_tensor(
         &self,
@@ -140,6 +143,25 @@ pub(crate) fn node_label(node: &NodeProto, index: usize) -> String {
         "" => format!("{}_{index}", node.op_type()),
         name => name.into(),
     }
+}
+
+/// The first node, in branches too, whose operator neither ONNX nor the file itself defines, with its name.
+fn foreign_node<'a>(
+    nodes: &'a [NodeProto],
+    functions: &[FunctionProto],
+) -> Option<(String, &'a NodeProto)> {
+    nodes.iter().enumerate().find_map(|(index, node)| {
+        let defined = || {
+            functions
+                .iter()
+                .any(|f| f.domain() == node.domain() && f.name() == node.op_type())
+        };
+        if !is_default(node.domain()) && !defined() {
+            return Some((node_label(node, index), node));
+        }
+        let mut graphs = node.attribute.iter().filter_map(|a| a.g.as_deref());
+        graphs.find_map(|graph| foreign_node(&graph.node, functions))
+    })
 }
 
 fn is_default(domain: &str) -> bool {

@@ -157,8 +157,13 @@ fn unknown_fields(bytes: &[u8]) -> usize {
     bytes.windows(7).filter(|w| *w == b"unknown").count()
 }
 
+/// The graph with all weights trained apart, also those that an Identity copies.
 fn graph(model: &Model) -> Graph {
-    Graph::build(model, &BuildOptions::default()).unwrap()
+    let options = BuildOptions {
+        untie: true,
+        ..BuildOptions::default()
+    };
+    Graph::build(model, &options).unwrap()
 }
 
 fn weights(graph: &Graph) -> Vec<(String, Tensor)> {

@@ -1,6 +1,7 @@
 //! The compute engine from outside: operators against finite differences and against values from other
 //! implementations, programs, optimizers.
 
+mod exporters;
 mod forward;
 mod gradients;
 mod optimizer;
