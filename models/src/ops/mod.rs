@@ -6,6 +6,7 @@
 
 mod activation;
 mod arithmetic;
+mod attention;
 mod batch_norm;
 mod cast;
 mod compare;
@@ -157,6 +158,7 @@ pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         | "RMSNormalization"
         | "InstanceNormalization"
         | "GroupNormalization" => normalization::build(spec),
+        "Attention" => attention::build(spec),
         "LSTM" | "GRU" | "RNN" => recurrent::build(spec),
         "Dropout" => dropout::build(spec),
         "LRN" => lrn::build(spec),

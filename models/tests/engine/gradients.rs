@@ -250,6 +250,45 @@ proptest! {
     }
 
     #[test]
+    fn attention(
+        batch in 1usize..3, kv_heads in 1usize..3, group in 1usize..3, queries in 1usize..4, keys in 1usize..4,
+        width in 1usize..4, v_width in 1usize..4, past in 0usize..3, packed: bool, causal: bool, capped: bool,
+        mask in 0usize..5, seed: u64,
+    ) {
+        let heads = kv_heads * group;
+        let shape = |heads, len, width| match packed {
+            true => vec![batch, len, heads * width],
+            false => vec![batch, heads, len, width],
+        };
+        let mut case = Case::new("Attention", 23)
+            .int("is_causal", causal.into())
+            .int("q_num_heads", heads as i64)
+            .int("kv_num_heads", kv_heads as i64)
+            .float("scale", 0.7)
+            .float("softcap", if capped { 1.5 } else { 0.0 })
+            .int("qk_matmul_output_mode", if seed % 2 == 0 { 0 } else { 3 })
+            .input(random(&shape(heads, queries, width), seed))
+            .input(random(&shape(kv_heads, keys, width), seed ^ 1))
+            .input(random(&shape(kv_heads, keys, v_width), seed ^ 2));
+        let all = past + keys;
+        case = match mask {
+            0 => case.omitted(),
+            1 => case.input(random(&[queries, all], seed ^ 3)),
+            2 => case.input(random(&[batch, 1, 1, all], seed ^ 3)),
+            // The first key is always seen.
+            3 => case.input(Tensor::from_bool(&[1, all], (0..all).map(|i| i % 2 == 0).collect::<Vec<_>>())),
+            _ => case.input(random(&[heads, queries, 1.max(all - 1)], seed ^ 3)),
+        };
+        if past > 0 {
+            case = case
+                .input(random(&[batch, kv_heads, past, width], seed ^ 4))
+                .input(random(&[batch, kv_heads, past, v_width], seed ^ 5));
+        }
+        case.outputs = if seed % 3 == 0 { 4 } else { 1 };
+        check_gradients(&case);
+    }
+
+    #[test]
     fn arithmetic((a, b) in broadcasting(), which in 0usize..4, constant in 0usize..6, seed: u64) {
         let name = ["Add", "Sub", "Mul", "Div"][which];
         let (a, b) = (random(&a, seed), random_positive(&b, seed ^ 1));

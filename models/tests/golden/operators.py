@@ -23,8 +23,8 @@ def ints(*values):
     return np.array(values, dtype=np.int64)
 
 
-def case(op, opset, inputs, outputs=1, constant=(), **attributes):
-    """`constant`: positions of inputs that are initializers."""
+def case(op, opset, inputs, outputs=1, constant=(), shapes=None, **attributes):
+    """`constant`: positions of inputs that are initializers; `shapes`: of outputs, where onnx cannot infer them."""
     inputs = [None if i is None else np.asarray(i) for i in inputs]
     names = [f"i{n}" if i is not None else "" for n, i in enumerate(inputs)]
     given = [(n, i) for n, i in zip(names, inputs) if i is not None]
@@ -35,7 +35,11 @@ def case(op, opset, inputs, outputs=1, constant=(), **attributes):
     results = [onnx.ValueInfoProto(name=f"o{n}") for n in range(outputs)]
     graph = helper.make_graph([node], "g", values, results, fixed)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    model = onnx.shape_inference.infer_shapes(model)
+    if opset <= onnx.defs.onnx_opset_version():
+        model = onnx.shape_inference.infer_shapes(model)
+    else:
+        for name, shape in shapes.items():
+            model.graph.output[int(name[1:])].CopyFrom(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     found = session.run(None, {n: i for n, i in given if int(n[1:]) not in constant})
 
@@ -167,6 +171,18 @@ recurrent("LSTM", 4, 3, activations=["Sigmoid", "ScaledTanh", "Softsign"], activ
           activation_beta=[0.7])
 recurrent("RNN", 1, 2, activations=["Relu"])
 recurrent("RNN", 1, 2, activations=["LeakyRelu"], activation_alpha=[0.2])
+# Attention: batch 2, 4 query heads of width 3, 5 queries, 6 keys
+q, k, v = data(2, 4, 5, 3), data(2, 4, 6, 3), data(2, 4, 6, 2)
+y = {"o0": [2, 4, 5, 2]}
+case("Attention", 23, [q, k, v], shapes=y)
+case("Attention", 23, [q, k, v], shapes=y, is_causal=1, scale=0.4)
+case("Attention", 23, [q, k, v, data(5, 6)], shapes=y, softcap=0.5)
+case("Attention", 23, [q, k, v, random.uniform(size=(2, 1, 5, 6)) < 0.7], shapes=y, softcap=0.5)
+case("Attention", 23, [q, data(2, 2, 6, 3), data(2, 2, 6, 2)], shapes=y)
+case("Attention", 23, [data(2, 5, 12), data(2, 6, 6), data(2, 6, 4), data(5, 6)], shapes={"o0": [2, 5, 8]},
+     q_num_heads=4, kv_num_heads=2)
+case("Attention", 23, [q, data(2, 4, 4, 3), data(2, 4, 4, 2), None, data(2, 4, 2, 3), data(2, 4, 2, 2)], 3,
+     shapes={**y, "o1": [2, 4, 6, 3], "o2": [2, 4, 6, 2]}, is_causal=1)
 # Shapes
 x = data(2, 3, 4)
 case("Flatten", 7, [x])
