@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use crate::tensor::{DType, Tensor};
 use params::{
-    AdamStep, Axis, Binary, Comparison, Conv, CumulativeSum, Extreme, Gemm, LayerNorm, Lrn,
-    LstmCell, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
+    AdamStep, Axis, Binary, Comparison, Conv, CumulativeSum, Distribution, Extreme, Gemm,
+    LayerNorm, Lrn, LstmCell, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
 };
 use pool::Memory;
 
@@ -374,6 +374,9 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// A bool mask that is 1 with probability `keep`, the same for a sample whatever its minibatch.
     fn random_mask(&self, shape: &[usize], keep: f32, seed: MaskSeed) -> Tensor;
 
+    /// Random floats, the same for a sample whatever its minibatch.
+    fn random(&self, distribution: Distribution, shape: &[usize], seed: MaskSeed) -> Tensor;
+
     /// `x * factor` where the mask is 1, else 0.
     fn apply_mask(&self, x: Tensor, mask: &Tensor, factor: f32) -> Tensor;
 
@@ -386,6 +389,28 @@ pub trait Device: fmt::Debug + Send + Sync {
         targets: &Tensor,
         gradient: bool,
     ) -> LossOutput;
+
+    /// Negative log-likelihood of each target, int64 `[outer, inner]`, under log-probabilities `[outer, classes,
+    /// inner]`, times the weight of its class; and these weights. Both are 0 for a target that is `ignored`, and
+    /// NaN for any other outside `0..classes`.
+    fn likelihood(
+        &self,
+        axis: Axis,
+        log_probabilities: &Tensor,
+        targets: &Tensor,
+        class_weights: Option<&Tensor>,
+        ignored: Option<i64>,
+    ) -> (Tensor, Tensor);
+
+    /// Gradient of log-probabilities of `shape` in [`Self::likelihood`] from one factor per target, the gradient of
+    /// its loss times its weight.
+    fn likelihood_backward(
+        &self,
+        axis: Axis,
+        shape: &[usize],
+        targets: &Tensor,
+        factors: &Tensor,
+    ) -> Tensor;
 
     /// Mean squared error over all elements.
     fn mean_squared_error(&self, output: &Tensor, target: &Tensor, gradient: bool) -> LossOutput;

@@ -385,6 +385,25 @@ pub struct CumulativeSum {
     pub reverse: bool,
 }
 
+/// Distributions of random floats.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Distribution {
+    /// Uniform in `[low, high)`.
+    Uniform {
+        /// Smallest value.
+        low: f32,
+        /// Bound that is not reached.
+        high: f32,
+    },
+    /// Normal.
+    Normal {
+        /// Mean.
+        mean: f32,
+        /// Standard deviation.
+        deviation: f32,
+    },
+}
+
 /// Which random numbers a mask is made of; see [`crate::random`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskSeed {

@@ -257,10 +257,11 @@ impl Walk<'_> {
                 || (self.inference.options.train_batch_norm
                     && node.op_type == "BatchNormalization"),
         })?;
-        let known = inputs
-            .iter()
-            .zip(&constants)
-            .all(|(input, constant)| input.is_none() || constant.is_some());
+        let known = !op.is_random()
+            && inputs
+                .iter()
+                .zip(&constants)
+                .all(|(input, constant)| input.is_none() || constant.is_some());
         // Of these only the type of what they read matters.
         let fold = known || matches!(node.op_type.as_str(), "Shape" | "Size" | "EyeLike");
         let names = self.output_names(

@@ -7,28 +7,35 @@
 mod activation;
 mod arithmetic;
 mod attention;
+mod axis_norm;
 mod batch_norm;
 mod cast;
 mod compare;
 mod concat;
 mod constant;
 mod conv;
+mod conv_transpose;
 mod dropout;
+mod einsum;
 mod expand;
 mod function;
 mod gather;
 mod gather_elements;
 mod gemm;
+mod likelihood;
 mod lrn;
 mod matmul;
 mod movement;
 mod normalization;
+mod pad;
 mod pooling;
 mod position;
 mod prelu;
+mod random;
 mod recurrent;
 mod reduce;
 mod reshape;
+mod resize;
 mod select;
 mod softmax;
 mod spec;
@@ -152,19 +159,27 @@ pub fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         | "Round" | "Sign" | "Sin" | "Sqrt" => function::build(spec),
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor"
         | "Not" | "IsNaN" | "IsInf" => compare::build(spec),
-        "MaxPool" | "AveragePool" | "GlobalAveragePool" => pooling::build(spec),
+        "MaxPool" | "AveragePool" | "GlobalAveragePool" | "GlobalMaxPool" => pooling::build(spec),
         "BatchNormalization" => batch_norm::build(spec),
         "LayerNormalization"
         | "RMSNormalization"
         | "InstanceNormalization"
         | "GroupNormalization" => normalization::build(spec),
+        "SoftmaxCrossEntropyLoss" | "NegativeLogLikelihoodLoss" => likelihood::build(spec),
+        "ConvTranspose" => conv_transpose::build(spec),
+        "RandomUniform" | "RandomNormal" | "RandomUniformLike" | "RandomNormalLike"
+        | "Bernoulli" => random::build(spec),
+        "Resize" | "Upsample" => resize::build(spec),
+        "Einsum" => einsum::build(spec),
+        "MeanVarianceNormalization" | "LpNormalization" => axis_norm::build(spec),
         "Attention" => attention::build(spec),
         "LSTM" | "GRU" | "RNN" => recurrent::build(spec),
         "Dropout" => dropout::build(spec),
         "LRN" => lrn::build(spec),
         "Softmax" | "LogSoftmax" => softmax::build(spec),
         "Identity" | "Flatten" | "Reshape" | "Squeeze" | "Unsqueeze" => reshape::build(spec),
-        "Transpose" | "Slice" | "Pad" | "DepthToSpace" | "SpaceToDepth" => movement::build(spec),
+        "Transpose" | "Slice" | "DepthToSpace" | "SpaceToDepth" => movement::build(spec),
+        "Pad" => pad::build(spec),
         "Concat" => concat::build(spec),
         "Gather" => gather::build(spec),
         "Cast" | "CastLike" => cast::build(spec),
@@ -305,6 +320,11 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
 
     /// What the backward reads again.
     fn saves(&self) -> Saves;
+
+    /// Whether the outputs are drawn at random, so that they are no constants even where all inputs are.
+    fn is_random(&self) -> bool {
+        false
+    }
 
     /// Outputs that replace an input of the same shape after a training forward, as (output, input):
     /// the running statistics of a batch norm.

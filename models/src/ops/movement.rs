@@ -1,18 +1,17 @@
-//! Transpose, Slice, Pad, DepthToSpace and SpaceToDepth: strided selections out of and into tensors.
+//! Transpose, Slice, DepthToSpace and SpaceToDepth: strided selections out of tensors.
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
 use crate::device::params::View;
 use crate::shape;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::Tensor;
 
 pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
     let data = spec.input(0, "data")?;
     match spec.op_type {
         "Transpose" => transpose(spec, data),
-        "Slice" => slice(spec, data),
         "DepthToSpace" => depth_to_space(spec, data),
         "SpaceToDepth" => space_to_depth(spec, data),
-        _ => pad(spec, data),
+        _ => slice(spec, data),
     }
 }
 
@@ -234,59 +233,6 @@ fn bounds(start: i64, end: i64, step: i64, extent: usize) -> Option<(usize, usiz
     Some((first as usize, count as usize))
 }
 
-/// Amounts are an attribute before opset 11 and an input since.
-fn pad(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpError> {
-    spec.expect_dtype(data, "data", DType::F32)?;
-    let rank = data.shape.len();
-    let mode = spec.string("mode")?.unwrap_or("constant");
-    if mode != "constant" {
-        return Err(spec.attribute_error("mode", format!("{mode} is not supported, only constant")));
-    }
-    let (pads, value, axes) = if spec.opset < 11 {
-        spec.allow(&["mode", "pads", "value"])?;
-        spec.at_most_inputs(1)?;
-        (spec.ints("pads")?, spec.float("value")?, None)
-    } else {
-        spec.allow(&["mode"])?;
-        spec.at_most_inputs(4)?;
-        (
-            spec.constant_ints(1, "pads")?,
-            spec.constant_float(2, "constant_value")?,
-            spec.constant_ints(3, "axes")?,
-        )
-    };
-    let pads = pads.ok_or_else(|| spec.input_error("pads", "is missing"))?;
-    let all: Vec<i64> = (0..rank as i64).collect();
-    let axes = axes.unwrap_or(&all);
-    spec.axes(axes, rank)?;
-    let small = |&pad: &i64| usize::try_from(pad).ok().filter(|&pad| pad < 1 << 40);
-    let amounts: Option<Vec<usize>> = pads.iter().map(small).collect();
-    let amounts = amounts
-        .filter(|amounts| amounts.len() == 2 * axes.len())
-        .ok_or_else(|| {
-            let needed = 2 * axes.len();
-            spec.input_error("pads", format!("{pads:?} needs {needed} numbers from 0"))
-        })?;
-    let mut output = data.shape.clone();
-    let mut begins = vec![0; rank];
-    for (i, &axis) in axes.iter().enumerate() {
-        let axis = spec.axis(axis, rank)?;
-        begins[axis] = amounts[i];
-        output[axis] += amounts[i] + amounts[axes.len() + i];
-    }
-    spec.check_size(&output)?;
-    let strides = shape::strides(&output);
-    Ok(Box::new(Pad {
-        view: View {
-            shape: data.shape.clone(),
-            offset: begins.iter().zip(&strides).map(|(b, s)| b * s).sum(),
-            strides: signed(strides),
-        },
-        value: value.unwrap_or(0.0),
-        outputs: [ValueType::float(output)],
-    }))
-}
-
 #[derive(Debug)]
 struct Transpose {
     name: &'static str,
@@ -376,48 +322,6 @@ impl Operator for Slice {
         let mut result = vec![None; wanted.len()];
         result[0] =
             only(grads).map(|grad| cx.device.scatter(&self.view, &self.input_shape, 0.0, &grad));
-        result
-    }
-}
-
-#[derive(Debug)]
-struct Pad {
-    /// Where the input lies in the output.
-    view: View,
-    value: f32,
-    outputs: [ValueType; 1],
-}
-
-impl Operator for Pad {
-    fn name(&self) -> &'static str {
-        "Pad"
-    }
-
-    fn outputs(&self) -> &[ValueType] {
-        &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
-    fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
-        let x = inputs[0].as_ref().expect("input data");
-        Forward::of(
-            cx.device
-                .scatter(&self.view, &self.outputs[0].shape, self.value, x),
-        )
-    }
-
-    fn backward(
-        &self,
-        cx: &Context<'_>,
-        _saved: Saved,
-        grads: Vec<Option<Tensor>>,
-        wanted: &[bool],
-    ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| cx.device.copy(&self.view, &grad));
         result
     }
 }

@@ -289,6 +289,140 @@ proptest! {
     }
 
     #[test]
+    fn likelihood(
+        n in 1usize..4, classes in 1usize..5, rest in shape(0..3), softmax: bool, weighted: bool, reduction in 0usize..3,
+        ignored: bool, seed: u64,
+    ) {
+        let name = if softmax { "SoftmaxCrossEntropyLoss" } else { "NegativeLogLikelihoodLoss" };
+        let targets = [vec![n], rest.clone()].concat();
+        let count: usize = targets.iter().product();
+        let mut labels: Vec<i64> = (0..count as u64).map(|i| (seed.rotate_left(i as u32 * 7) % classes as u64) as i64).collect();
+        let mut case = Case::new(name, 13).string("reduction", ["none", "sum", "mean"][reduction]);
+        if ignored && count > 1 {
+            labels[0] = -100;
+            case = case.int("ignore_index", -100);
+        }
+        case = case
+            .input(random(&[vec![n, classes], rest].concat(), seed))
+            .input(Tensor::from_i64(&targets, labels));
+        if weighted {
+            case = case.constant(random_positive(&[classes], seed ^ 1));
+        }
+        case.outputs = if softmax && seed % 2 == 0 { 2 } else { 1 };
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn conv_transpose(
+        batch in 1usize..3, groups in 1usize..3, inner in 1usize..3, outer in 1usize..3,
+        axes in prop::collection::vec((1usize..4, 1i64..4, 1i64..4, 1i64..3, 0i64..2, 0i64..2), 1..3),
+        auto_pad in auto_pad(), bias: bool, seed: u64,
+    ) {
+        let list = |f: &dyn Fn(&(usize, i64, i64, i64, i64, i64)) -> i64| axes.iter().map(f).collect::<Vec<_>>();
+        let mut x = vec![batch, groups * inner];
+        x.extend(axes.iter().map(|a| a.0));
+        let mut w = vec![groups * inner, outer];
+        w.extend(axes.iter().map(|a| a.1 as usize));
+        let mut case = Case::new("ConvTranspose", 11)
+            .int("group", groups as i64)
+            .ints("strides", &list(&|a| a.2))
+            .ints("dilations", &list(&|a| a.3));
+        // Padding never takes more than the kernel's reach leaves.
+        let reach = |a: &(usize, i64, i64, i64, i64, i64)| (a.1 - 1) * a.3;
+        case = match auto_pad {
+            "NOTSET" => case
+                .ints("pads", &[list(&|a| a.4.min(reach(a))), list(&|a| (a.5.min(reach(a) - a.4.min(reach(a)))).max(0))].concat())
+                .ints("output_padding", &list(&|a| a.4.min(a.2 - 1))),
+            mode => case.string("auto_pad", mode),
+        };
+        case = case.input(random(&x, seed)).input(random(&w, seed ^ 1));
+        if bias {
+            case = case.input(random(&[groups * outer], seed ^ 2));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn global_max_pool(shape in shape(3..6), seed: u64) {
+        check_gradients(&Case::new("GlobalMaxPool", 13).input(random_apart(&shape, seed, 0.2)));
+    }
+
+    #[test]
+    fn axis_norms(shape in shape(1..4), axis in 0usize..4, which in 0usize..3, seed: u64) {
+        let axis = (axis % shape.len()) as i64;
+        let case = match which {
+            0 => Case::new("MeanVarianceNormalization", 13).ints("axes", &[axis]),
+            p => Case::new("LpNormalization", 13).int("axis", axis).int("p", p as i64),
+        };
+        // Away from where the deviation of a line is near 0.
+        prop_assume!(which > 0 || shape[axis as usize] > 2);
+        check_gradients(&case.input(random_apart(&shape, seed, 1.0)));
+    }
+
+    #[test]
+    fn pad_modes(
+        shape in shape(1..4), mode in 0usize..4, before in prop::collection::vec(-1i64..4, 3),
+        after in prop::collection::vec(-1i64..4, 3), last: bool, seed: u64,
+    ) {
+        let rank = shape.len();
+        prop_assume!(shape.iter().all(|&extent| extent > 2));
+        let mut case = Case::new("Pad", 19).string("mode", ["constant", "reflect", "edge", "wrap"][mode])
+            .input(random(&shape, seed));
+        case = if last {
+            case.constant(ints(&[before[0], after[0]])).omitted().constant(ints(&[-1]))
+        } else {
+            case.constant(ints(&[&before[..rank], &after[..rank]].concat()))
+        };
+        check_gradients(&case);
+    }
+
+    #[test]
+    fn resize(
+        shape in shape(1..4), mode in 0usize..3, coordinates in 0usize..6, exclude: bool, antialias: bool,
+        sizes in prop::collection::vec(1i64..8, 3), seed: u64,
+    ) {
+        let coordinates = [
+            "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+            "tf_crop_and_resize",
+        ][coordinates];
+        let rank = shape.len();
+        let roi: Vec<f32> = (0..2 * rank).map(|i| if i < rank { -0.2 } else { 0.9 }).collect();
+        check_gradients(&Case::new("Resize", 19)
+            .string("mode", ["nearest", "linear", "cubic"][mode])
+            .string("coordinate_transformation_mode", coordinates)
+            .int("exclude_outside", (exclude && mode == 2).into())
+            .int("antialias", (antialias && mode > 0).into())
+            .float("extrapolation_value", 0.5)
+            .input(random(&shape, seed))
+            .constant(Tensor::from_f32(&[2 * rank], roi))
+            .omitted()
+            .constant(ints(&sizes[..rank])));
+    }
+
+    #[test]
+    fn einsum(which in 0usize..12, a in 1usize..4, b in 1usize..4, c in 1usize..4, d in 1usize..4, seed: u64) {
+        let (equation, shapes): (&str, Vec<Vec<usize>>) = match which {
+            0 => ("ij->ji", vec![vec![a, b]]),
+            1 => ("ijk->j", vec![vec![a, b, c]]),
+            2 => ("iij->ji", vec![vec![a, a, b]]),
+            3 => ("...ii", vec![vec![b, a, a]]),
+            4 => ("i,i", vec![vec![a], vec![a]]),
+            5 => ("i,j->ji", vec![vec![a], vec![b]]),
+            6 => ("bij,bjk->bik", vec![vec![a, b, c], vec![a, c, d]]),
+            7 => ("bhqd,bkhd->bhqk", vec![vec![a, b, c, d], vec![a, 2, b, d]]),
+            8 => ("...ij,jk", vec![vec![a, b, c], vec![c, d]]),
+            9 => ("i...,...j->...ij", vec![vec![a, 1, b], vec![c, b, d]]),
+            10 => ("aab,cb->c", vec![vec![a, a, b], vec![c, 1]]),
+            _ => ("abc,cbd->ad", vec![vec![a, b, c], vec![c, b, d]]),
+        };
+        let mut case = Case::new("Einsum", 12).string("equation", equation);
+        for (i, shape) in shapes.iter().enumerate() {
+            case = case.input(random(shape, seed ^ i as u64));
+        }
+        check_gradients(&case);
+    }
+
+    #[test]
     fn arithmetic((a, b) in broadcasting(), which in 0usize..4, constant in 0usize..6, seed: u64) {
         let name = ["Add", "Sub", "Mul", "Div"][which];
         let (a, b) = (random(&a, seed), random_positive(&b, seed ^ 1));

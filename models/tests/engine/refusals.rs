@@ -45,15 +45,15 @@ fn errors_name_operator_attribute_and_reason() {
     let pool = || Case::new("MaxPool", 12).input(x());
     refused(&pool(), &["kernel_shape", "missing"]);
     let pool = || pool().ints("kernel_shape", &[2, 2]);
-    refused(&pool().int("storage_order", 1), &["storage_order"]);
+    refused(&pool().int("storage_order", 2), &["storage_order"]);
     refused(&pool().ints("strides", &[0, 1]), &["strides"]);
     refused(&pool().ints("pads", &[2, 0, 0, 0]), &["pads"]);
     refused(&pool().ints("pads", &[-1, 0, 0, 0]), &["pads"]);
     refused(&pool().string("auto_pad", "HALF"), &["auto_pad", "HALF"]);
     refused(&pool().float("ceil_mode", 1.0), &["ceil_mode", "integer"]);
     let mut indices = pool();
-    indices.outputs = 2;
-    refused(&indices, &["Indices"]);
+    indices.outputs = 3;
+    refused(&indices, &["at most 2 outputs"]);
     let conv = |w: &[usize]| Case::new("Conv", 17).input(x()).input(random(w, 2));
     refused(&conv(&[4, 3, 3, 3]), &["group", "[4, 3, 3, 3]"]);
     refused(&conv(&[4, 2, 7, 7]), &["does not fit"]);
@@ -110,10 +110,10 @@ fn errors_name_operator_attribute_and_reason() {
     );
     refused(
         &Case::new("Pad", 13)
-            .string("mode", "reflect")
+            .string("mode", "mirror")
             .input(x())
             .constant(ints(&[0; 8])),
-        &["mode", "reflect"],
+        &["mode", "mirror"],
     );
     refused(
         &Case::new("Dropout", 9).float("ratio", 1.0).input(x()),

@@ -121,7 +121,24 @@ case("GlobalAveragePool", 7, [data(2, 3, 4, 5)])
 case("ReduceMean", 13, [data(2, 3, 4, 5)], axes=[2, -1], keepdims=0)
 case("ReduceMean", 18, [data(2, 3, 4, 5), ints(2, 3)], constant=(1,))
 case("ReduceMean", 18, [data(2, 3)], keepdims=0)
+case("GlobalMaxPool", 7, [data(2, 3, 4, 5)])
+case("GlobalMaxPool", 7, [data(2, 3, 2, 3, 2)])
+case("MaxPool", 12, [x], 2, kernel_shape=[3, 3], strides=[2, 1], pads=[1, 0, 1, 1])
+case("MaxPool", 12, [x], 2, kernel_shape=[2, 2], storage_order=1)
+# Transposed convolution
+x = data(2, 4, 3, 4)
+case("ConvTranspose", 7, [x, data(4, 3, 3, 3), data(3)], kernel_shape=[3, 3])
+case("ConvTranspose", 11, [x, data(4, 2, 3, 2)], group=2, strides=[3, 2], pads=[1, 0, 2, 1], dilations=[2, 1])
+case("ConvTranspose", 11, [x, data(4, 1, 3, 3)], group=4, auto_pad="SAME_LOWER", strides=[2, 2])
+case("ConvTranspose", 11, [x, data(4, 2, 3, 3)], auto_pad="SAME_UPPER", strides=[2, 2])
+case("ConvTranspose", 11, [x, data(4, 2, 3, 3)], strides=[2, 2], output_shape=[7, 8])
+case("ConvTranspose", 11, [x, data(4, 2, 3, 3)], strides=[2, 3], pads=[1, 1, 1, 1], output_padding=[1, 2])
+case("ConvTranspose", 11, [data(2, 3, 5), data(3, 2, 4), data(2)], strides=[2], pads=[1, 2])
 # Normalisation
+case("MeanVarianceNormalization", 13, [data(2, 3, 2, 2)])
+case("MeanVarianceNormalization", 13, [data(2, 3, 4)], axes=[0, 2])
+case("LpNormalization", 7, [data(2, 3, 4)], axis=1)
+case("LpNormalization", 7, [data(2, 3, 4)], p=1)
 c = [data(3), data(3), data(3), data(3, low=0.5)]
 case("BatchNormalization", 9, [data(2, 3, 4, 2), *c], epsilon=1e-3)
 case("BatchNormalization", 15, [data(2, 3), *c])
@@ -171,6 +188,15 @@ recurrent("LSTM", 4, 3, activations=["Sigmoid", "ScaledTanh", "Softsign"], activ
           activation_beta=[0.7])
 recurrent("RNN", 1, 2, activations=["Relu"])
 recurrent("RNN", 1, 2, activations=["LeakyRelu"], activation_alpha=[0.2])
+# Losses
+labels = ints(2, 0, 1, 2, -1, 1).reshape(2, 3)
+for reduction in ("none", "sum", "mean"):
+    case("SoftmaxCrossEntropyLoss", 13, [data(2, 3), ints(2, 0)], reduction=reduction)
+    case("SoftmaxCrossEntropyLoss", 13, [data(2, 3, 3), labels, data(3, low=0.2)], 2, reduction=reduction,
+         ignore_index=-1)
+    case("NegativeLogLikelihoodLoss", 13, [data(2, 3, 3), labels, data(3, low=0.2)], reduction=reduction,
+         ignore_index=-1)
+case("NegativeLogLikelihoodLoss", 13, [data(2, 3), ints(2, 0)])
 # Attention: batch 2, 4 query heads of width 3, 5 queries, 6 keys
 q, k, v = data(2, 4, 5, 3), data(2, 4, 6, 3), data(2, 4, 6, 2)
 y = {"o0": [2, 4, 5, 2]}
@@ -205,6 +231,36 @@ case("Slice", 13, [x, ints(0, 1), ints(1, 99)], constant=(1, 2))
 case("Pad", 7, [data(2, 3)], pads=[1, 0, 0, 2], value=0.5)
 case("Pad", 13, [data(2, 3), ints(0, 1, 2, 0), np.float32(-1)], constant=(1, 2))
 case("Pad", 18, [data(2, 3), ints(1, 2), None, ints(1)], constant=(1, 3))
+for mode in ("reflect", "edge", "wrap"):
+    opset = 19 if mode == "wrap" else 13
+    case("Pad", opset, [data(3, 4), ints(2, 1, 0, 3)], constant=(1,), mode=mode)
+case("Pad", 7, [data(3, 4)], pads=[0, 2, 1, 0], mode="edge")
+case("Pad", 13, [data(3, 4), ints(-1, 1, 2, -2)], constant=(1,))
+# Resizing
+image = data(1, 2, 4, 5)
+sizes = ints(1, 2, 7, 3)
+case("Upsample", 7, [image], mode="nearest", scales=[1.0, 1.0, 2.0, 1.5])
+case("Upsample", 9, [image, np.array([1, 1, 2, 3], np.float32)], constant=(1,), mode="linear")
+case("Resize", 10, [image, np.array([1, 1, 0.6, 2.5], np.float32)], constant=(1,), mode="nearest")
+case("Resize", 10, [image, np.array([1, 1, 1.5, 2], np.float32)], constant=(1,), mode="linear")
+for coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"):
+    for mode in ("nearest", "linear", "cubic"):
+        case("Resize", 13, [image, None, None, sizes], constant=(3,), mode=mode,
+             coordinate_transformation_mode=coordinates)
+for nearest in ("round_prefer_ceil", "floor", "ceil"):
+    case("Resize", 13, [image, None, np.array([1, 1, 1.5, 0.8], np.float32)], constant=(2,), nearest_mode=nearest,
+         coordinate_transformation_mode="half_pixel")
+case("Resize", 13, [image, None, None, sizes], constant=(3,), mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5)
+case("Resize", 13, [image, np.array([0, 0, -0.3, 0.2, 1, 1, 0.8, 1.1], np.float32), None, sizes], constant=(1, 3),
+     mode="linear", coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=2.5)
+case("Resize", 18, [image, None, None, ints(8, 8)], constant=(3,), mode="linear", axes=[2, 3],
+     keep_aspect_ratio_policy="not_larger")
+# Sums of products
+case("Einsum", 12, [data(2, 3, 4), data(2, 4, 5)], equation="bij, bjk -> bik")
+case("Einsum", 12, [data(2, 3, 4), data(5, 4)], equation="...d,kd")
+case("Einsum", 12, [data(3, 3, 2)], equation="iij->ji")
+case("Einsum", 12, [data(2, 3)], equation="ij->i")
+case("Einsum", 12, [data(2, 2, 3, 4), data(2, 5, 2, 4)], equation="bhqd,bkhd->bhqk")
 case("Gather", 13, [x, np.array([[0, -1], [2, 1]])], axis=1)
 case("Gather", 13, [ints(4, 5, 6), np.array(1)])
 case("Cast", 13, [np.array([-1.7, 0.0, 2.9], np.float32)], to=int(TensorProto.INT64))

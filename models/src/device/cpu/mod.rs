@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::params::{
-    AdamStep, Axis, Binary, Comparison, Conv, CumulativeSum, Extreme, Gemm, LayerNorm, Lrn,
-    LstmCell, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
+    AdamStep, Axis, Binary, Comparison, Conv, CumulativeSum, Distribution, Extreme, Gemm,
+    LayerNorm, Lrn, LstmCell, MaskSeed, Pool, Reduction, SgdStep, Unary, View,
 };
 use super::pool::{self, Memory};
 use super::{
@@ -703,6 +703,13 @@ impl Device for CpuDevice {
         mask
     }
 
+    fn random(&self, distribution: Distribution, shape: &[usize], seed: MaskSeed) -> Tensor {
+        let mut result = self.floats(shape);
+        let samples = shape.first().copied().unwrap_or(1);
+        reference::elementwise::random(distribution, samples, seed, out(&mut result));
+        result
+    }
+
     fn apply_mask(&self, x: Tensor, mask: &Tensor, factor: f32) -> Tensor {
         let mut output = self.owned(x);
         elementwise::apply_mask(out(&mut output), mask.bools(), factor);
@@ -728,6 +735,39 @@ impl Device for CpuDevice {
             correct,
             gradient,
         }
+    }
+
+    fn likelihood(
+        &self,
+        axis: Axis,
+        log_probabilities: &Tensor,
+        targets: &Tensor,
+        class_weights: Option<&Tensor>,
+        ignored: Option<i64>,
+    ) -> (Tensor, Tensor) {
+        let [mut losses, mut weights] = [(); 2].map(|()| self.floats(targets.shape()));
+        loss::likelihood(
+            axis,
+            log_probabilities.f32s(),
+            targets.i64s(),
+            class_weights.map(Tensor::f32s),
+            ignored,
+            out(&mut losses),
+            out(&mut weights),
+        );
+        (losses, weights)
+    }
+
+    fn likelihood_backward(
+        &self,
+        axis: Axis,
+        shape: &[usize],
+        targets: &Tensor,
+        factors: &Tensor,
+    ) -> Tensor {
+        let mut grad = self.floats(shape);
+        loss::likelihood_backward(axis, targets.i64s(), factors.f32s(), out(&mut grad));
+        grad
     }
 
     fn mean_squared_error(&self, output: &Tensor, target: &Tensor, gradient: bool) -> LossOutput {

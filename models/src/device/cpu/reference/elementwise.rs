@@ -1,6 +1,6 @@
 //! Element by element: functions, broadcasting, reductions, masks.
 
-use crate::device::params::{Binary, MaskSeed, Unary};
+use crate::device::params::{Binary, Distribution, MaskSeed, Unary};
 use crate::random::Stream;
 
 use super::activation;
@@ -199,6 +199,21 @@ pub fn reduce(shape: &[usize], x: &[f32], strides: &[usize], factor: f32, out: &
     }
     for (out, sum) in out.iter_mut().zip(sums) {
         *out = sum as f32 * factor;
+    }
+}
+
+/// Random floats; samples of `out.len() / samples` elements each.
+pub fn random(distribution: Distribution, samples: usize, seed: MaskSeed, out: &mut [f32]) {
+    let per_sample = (out.len() / samples.max(1)).max(1);
+    let node = Stream::new(seed.seed).child(seed.node);
+    for (sample, out) in out.chunks_mut(per_sample).enumerate() {
+        let stream = node.child(seed.first_sample.wrapping_add(sample as u64));
+        for (i, out) in (0..).zip(out) {
+            *out = match distribution {
+                Distribution::Uniform { low, high } => low + (high - low) * stream.uniform(i),
+                Distribution::Normal { mean, deviation } => mean + deviation * stream.normal(i),
+            };
+        }
     }
 }
 

@@ -107,6 +107,7 @@ pub fn cast(x: &Tensor, out: &mut Tensor) {
         (DType::F32, DType::Bool) => map(x, out, |v: f32| u8::from(v != 0.0)),
         (DType::I64, DType::F32) => map(x, out, |v: i64| v as f32),
         (DType::I64, DType::Bool) => map(x, out, |v: i64| u8::from(v != 0)),
+        (DType::I32, DType::I64) => map(x, out, |v: i32| i64::from(v)),
         (DType::Bool, DType::F32) => map(x, out, |v: u8| f32::from(v)),
         (DType::Bool, DType::I64) => map(x, out, |v: u8| i64::from(v)),
         (from, to) => unreachable!("a cast from {from} to {to}, which no operator asks for"),

@@ -41,6 +41,51 @@ pub fn cross_entropy(
     (loss, correct)
 }
 
+/// The class that a target names.
+fn class(axis: Axis, target: i64) -> Option<usize> {
+    usize::try_from(target)
+        .ok()
+        .filter(|&class| class < axis.len)
+}
+
+/// Element of `[outer, len, inner]` that belongs to a row and a class.
+fn element(axis: Axis, row: usize, class: usize) -> usize {
+    (row / axis.inner * axis.len + class) * axis.inner + row % axis.inner
+}
+
+/// Weighted negative log-likelihood and weight of each target; see [`crate::device::Device::likelihood`].
+pub fn likelihood(
+    axis: Axis,
+    log_probabilities: &[f32],
+    targets: &[i64],
+    class_weights: Option<&[f32]>,
+    ignored: Option<i64>,
+    losses: &mut [f32],
+    weights: &mut [f32],
+) {
+    for (row, &target) in targets.iter().enumerate() {
+        (losses[row], weights[row]) = match class(axis, target) {
+            _ if Some(target) == ignored => (0.0, 0.0),
+            Some(class) => {
+                let weight = class_weights.map_or(1.0, |weights| weights[class]);
+                let log_probability = log_probabilities[element(axis, row, class)];
+                (-weight * log_probability, weight)
+            }
+            None => (f32::NAN, f32::NAN),
+        };
+    }
+}
+
+/// Gradient of the log-probabilities in [`likelihood`].
+pub fn likelihood_backward(axis: Axis, targets: &[i64], factors: &[f32], grad: &mut [f32]) {
+    grad.fill(0.0);
+    for (row, (&target, &factor)) in targets.iter().zip(factors).enumerate() {
+        if let Some(class) = class(axis, target) {
+            grad[element(axis, row, class)] = -factor;
+        }
+    }
+}
+
 /// Sum of squared differences and, in `gradient`, the gradient of their mean.
 pub fn squared_error(output: &[f32], target: &[f32], mut gradient: Option<&mut [f32]>) -> f64 {
     let mut loss = 0f64;
