@@ -318,7 +318,7 @@ proptest! {
         axes in prop::collection::vec((1usize..4, 1i64..4, 1i64..4, 1i64..3, 0i64..2, 0i64..2), 1..3),
         auto_pad in auto_pad(), bias: bool, seed: u64,
     ) {
-        let list = |f: &dyn Fn(&(usize, i64, i64, i64, i64, i64)) -> i64| axes.iter().map(f).collect::<Vec<_>>();
+        let list = |f: &dyn Fn(&Sliding) -> i64| axes.iter().map(f).collect::<Vec<_>>();
         let mut x = vec![batch, groups * inner];
         x.extend(axes.iter().map(|a| a.0));
         let mut w = vec![groups * inner, outer];
@@ -328,7 +328,7 @@ proptest! {
             .ints("strides", &list(&|a| a.2))
             .ints("dilations", &list(&|a| a.3));
         // Padding never takes more than the kernel's reach leaves.
-        let reach = |a: &(usize, i64, i64, i64, i64, i64)| (a.1 - 1) * a.3;
+        let reach = |a: &Sliding| (a.1 - 1) * a.3;
         case = match auto_pad {
             "NOTSET" => case
                 .ints("pads", &[list(&|a| a.4.min(reach(a))), list(&|a| (a.5.min(reach(a) - a.4.min(reach(a)))).max(0))].concat())

@@ -69,21 +69,23 @@ impl AxisResize {
 
     /// Position in the input of an output element.
     fn position(&self, at: usize) -> f64 {
-        let (at, input, output) = (at as f64, self.input as f64, self.output as f64);
+        let (at, input) = (at as f64, self.input as f64);
+        // Before it was rounded down to a whole number of elements.
+        let extent = self.scale * input;
         let half_pixel = (at + 0.5) / self.scale - 0.5;
         match self.coordinates {
             Coordinates::HalfPixel => half_pixel,
             Coordinates::PytorchHalfPixel if self.output > 1 => half_pixel,
             Coordinates::HalfPixelSymmetric => {
                 // What rounding the extent cut off is shared by both ends.
-                let adjustment = output / (self.scale * input);
+                let adjustment = self.output as f64 / extent;
                 input / 2.0 * (1.0 - adjustment) + half_pixel
             }
-            Coordinates::AlignCorners if self.output > 1 => at * (input - 1.0) / (output - 1.0),
+            Coordinates::AlignCorners if self.output > 1 => at * (input - 1.0) / (extent - 1.0),
             Coordinates::PytorchHalfPixel | Coordinates::AlignCorners => 0.0,
             Coordinates::Asymmetric => at / self.scale,
             Coordinates::CropAndResize(start, end) if self.output > 1 => {
-                start * (input - 1.0) + at * (end - start) * (input - 1.0) / (output - 1.0)
+                start * (input - 1.0) + at * (end - start) * (input - 1.0) / (extent - 1.0)
             }
             Coordinates::CropAndResize(start, end) => 0.5 * (start + end) * (input - 1.0),
         }
