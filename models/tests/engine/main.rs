@@ -3,9 +3,11 @@
 
 mod exporters;
 mod forward;
+mod golden;
 mod gradients;
 mod optimizer;
 mod program;
 mod refusals;
 mod support;
+mod torch;
 mod whole_models;
