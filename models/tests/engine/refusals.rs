@@ -1,9 +1,12 @@
 //! Nodes that cannot be run are refused with an error that says which, where and why; never a panic.
 
+use std::sync::LazyLock;
+
 use models::ops::Attribute;
 use models::tensor::{DType, Tensor};
 use proptest::prelude::*;
 
+use crate::golden;
 use crate::support::{Case, context, cpu, ints, random, saved};
 
 #[track_caller]
@@ -310,17 +313,58 @@ proptest! {
             case.inputs.push(input);
             case.constant.push(constant);
         }
-        if let Ok(op) = case.build() {
-            // Results that would be large are legal but not worth the time.
-            if op.outputs().iter().all(|o| o.shape.iter().product::<usize>() < 100_000) {
-                let outputs = case.run();
-                let device = cpu();
-                let cx = context(&*device, true);
-                let wanted: Vec<bool> = case.inputs.iter().map(Option::is_some).collect();
-                let saved = saved(&*op, &case.inputs, op.forward(&cx, case.inputs.clone()));
-                let grads = outputs.into_iter().map(|o| Some(o).filter(|o| o.dtype() == DType::F32));
-                op.backward(&cx, saved, grads.collect(), &wanted);
+        run_if_legal(&case);
+    }
+
+    /// The same of nodes that are nearly right: known ones with something changed.
+    #[test]
+    fn no_changed_node_panics(
+        number in any::<prop::sample::Index>(), change in 0usize..5, place in any::<prop::sample::Index>(),
+        attribute in any_attribute(), tensor in any_tensor(), opset in 7i64..24,
+    ) {
+        static KNOWN: LazyLock<Vec<Case>> = LazyLock::new(|| {
+            let onnxruntime = golden::cases(include_str!("../golden/operators.json"));
+            let torch = golden::cases(include_str!("../golden/torch.json"));
+            onnxruntime.into_iter().chain(torch).map(|(case, _)| case).collect()
+        });
+        let mut case = KNOWN[number.index(KNOWN.len())].clone();
+        let inputs = case.inputs.len();
+        match change {
+            0 if inputs > 0 => case.inputs[place.index(inputs)] = tensor,
+            1 if inputs > 0 => drop(case.inputs.remove(place.index(inputs))),
+            2 if inputs > 0 => case.constant[place.index(inputs)] ^= true,
+            3 => {
+                let name = match case.attributes.len() {
+                    0 => ATTRIBUTES[place.index(ATTRIBUTES.len())].to_owned(),
+                    len => case.attributes.keys().nth(place.index(len)).unwrap().clone(),
+                };
+                case.attributes.insert(name, attribute);
             }
+            _ => case.opset = opset,
+        }
+        case.constant.truncate(case.inputs.len());
+        run_if_legal(&case);
+    }
+}
+
+/// Runs a node forward and backward if it can be built.
+fn run_if_legal(case: &Case) {
+    if let Ok(op) = case.build() {
+        // Results that would be large are legal but not worth the time.
+        if op
+            .outputs()
+            .iter()
+            .all(|o| o.shape.iter().product::<usize>() < 100_000)
+        {
+            let outputs = case.run();
+            let device = cpu();
+            let cx = context(&*device, true);
+            let wanted: Vec<bool> = case.inputs.iter().map(Option::is_some).collect();
+            let saved = saved(&*op, &case.inputs, op.forward(&cx, case.inputs.clone()));
+            let grads = outputs
+                .into_iter()
+                .map(|o| Some(o).filter(|o| o.dtype() == DType::F32));
+            op.backward(&cx, saved, grads.collect(), &wanted);
         }
     }
 }
