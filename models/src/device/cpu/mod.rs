@@ -498,7 +498,11 @@ impl Device for CpuDevice {
 
     fn softmax_backward(&self, axis: Axis, output: &Tensor, grad: Tensor, log: bool) -> Tensor {
         let mut grad = self.owned(grad);
-        reference::norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
+        if axis.inner == 1 {
+            norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
+        } else {
+            reference::norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
+        }
         grad
     }
 

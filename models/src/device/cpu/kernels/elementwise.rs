@@ -36,7 +36,7 @@ pub fn unary(op: Unary, x: &mut [f32]) {
             if x > high { high } else { x }
         }),
         Unary::Scale(factor) => each(x, |x| factor * x),
-        Unary::Gelu => each(x, |x| x * math::normal(x)),
+        Unary::Gelu => each(x, |x| x * math::normal(x).0),
         Unary::GeluTanh => each(x, |x| 0.5 * x * (1.0 + math::tanh(gelu_inner(x)))),
         Unary::LeakyRelu(factor) => each(x, |x| if x < 0.0 { factor * x } else { x }),
         Unary::Elu {
@@ -125,7 +125,8 @@ pub fn unary_backward(op: Unary, saved: &[f32], grad: &mut [f32]) {
         }
         Unary::Scale(factor) => each(grad, |g| factor * g),
         Unary::Gelu => each_with(grad, saved, |g, x| {
-            g * (math::normal(x) + x * math::normal_density(x))
+            let (distribution, density) = math::normal(x);
+            g * (distribution + x * density)
         }),
         Unary::GeluTanh => each_with(grad, saved, |g, x| {
             let t = math::tanh(gelu_inner(x));

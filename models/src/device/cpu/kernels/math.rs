@@ -103,17 +103,30 @@ pub(super) fn erf(x: f32) -> f32 {
     if a < 1.0 { small } else { large }.copysign(x)
 }
 
-/// Distribution function of the standard normal distribution.
+/// Distribution function and density of the standard normal distribution at x, which share an exponential.
+///
+/// A polynomial of our own fit: erfc(a) * exp(a^2) in 1 / (1 + 0.4 a), within 1e-7 of the exact quotient for a in
+/// 0..9. Beyond the exponential is 0. No digits cancel where the distribution function is small.
 #[inline(always)]
-pub(super) fn normal(x: f32) -> f32 {
-    0.5 + 0.5 * erf(x * std::f32::consts::FRAC_1_SQRT_2)
-}
-
-/// Density of the standard normal distribution.
-#[inline(always)]
-pub(super) fn normal_density(x: f32) -> f32 {
-    const FACTOR: f32 = 0.398_942_3;
-    FACTOR * exp(-0.5 * x * x)
+pub(super) fn normal(x: f32) -> (f32, f32) {
+    const DENSITY_AT_0: f32 = 0.398_942_3;
+    let e = exp(-0.5 * x * x);
+    let t = 1.0 / (1.0 + 0.4 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
+    let mut p = 0.073_996_53;
+    for coefficient in [
+        -0.396_682_95,
+        0.697_594_7,
+        -0.401_160_18,
+        0.437_671_42,
+        0.122_111_2,
+        0.242_579_19,
+        0.223_800_82,
+        8.917_222e-5,
+    ] {
+        p = p * t + coefficient;
+    }
+    let tail = 0.5 * p * e;
+    (if x < 0.0 { tail } else { 1.0 - tail }, DENSITY_AT_0 * e)
 }
 
 /// tanh(ln(1 + e^x)), without the logarithm.
@@ -128,6 +141,7 @@ pub(super) fn tanh_softplus(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::cpu::reference::activation::erf as erf_of;
 
     fn check(name: &str, f: fn(f32) -> f32, exact: fn(f64) -> f64) {
         for i in -900_000..900_000 {
@@ -148,7 +162,22 @@ mod tests {
         check("exp", exp, f64::exp);
         check("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp()));
         check("tanh", tanh, f64::tanh);
-        check("erf", erf, crate::device::cpu::reference::activation::erf);
+        check("erf", erf, erf_of);
+    }
+
+    #[test]
+    fn normal_distribution() {
+        for i in -90_000..90_000 {
+            let x = i as f32 * 1e-4;
+            let exact = 0.5 * (1.0 + erf_of(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2));
+            let (distribution, density) = normal(x);
+            assert!((f64::from(distribution) - exact).abs() < 3e-7, "at {x}");
+            let exact = (-0.5 * f64::from(x).powi(2)).exp() / std::f64::consts::TAU.sqrt();
+            assert!((f64::from(density) - exact).abs() < 1e-7, "density at {x}");
+        }
+        assert_eq!(normal(f32::INFINITY), (1.0, 0.0));
+        assert_eq!(normal(f32::NEG_INFINITY), (0.0, 0.0));
+        assert!(normal(f32::NAN).0.is_nan());
     }
 
     #[test]

@@ -154,6 +154,28 @@ pub fn softmax(axis: Axis, x: &mut [f32], log: bool) {
     );
 }
 
+/// Gradient of [`softmax`] from its output, in place of the output's gradient.
+pub fn softmax_backward(axis: Axis, output: &[f32], grad: &mut [f32], log: bool) {
+    arch().dispatch(
+        #[inline(always)]
+        || {
+            let lines = grad.chunks_exact_mut(axis.len);
+            for (grad, output) in lines.zip(output.chunks_exact(axis.len)) {
+                if log {
+                    let sum = sum::of(grad, |g| g) as f32;
+                    let pairs = grad.iter_mut().zip(output);
+                    pairs.for_each(|(g, &y)| *g -= math::exp(y) * sum);
+                } else {
+                    let [dot, _] = sum::pairs(grad, output, |g, y| [g * y, 0.0]);
+                    let dot = dot as f32;
+                    let pairs = grad.iter_mut().zip(output);
+                    pairs.for_each(|(g, &y)| *g = y * (*g - dot));
+                }
+            }
+        },
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,6 +292,11 @@ mod tests {
                     softmax(axis, &mut actual, log);
                     plain::softmax(axis, &mut expected, log);
                     assert_close("softmax", &actual, &expected, 1e-6);
+                    let grad = values(outer * len, 2);
+                    let (mut actual, mut again) = (grad.clone(), grad);
+                    softmax_backward(axis, &expected, &mut actual, log);
+                    plain::softmax_backward(axis, &expected, &mut again, log);
+                    assert_close("its gradient", &actual, &again, 1e-6);
                 }
             }
         });
