@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::infer::{Draft, Inference, Kind};
+use super::infer::{Draft, Exported, Inference, Kind};
 use super::inputs::{self, DataInput};
 use super::layers;
 use super::nodes::{self, RawNode};
@@ -89,7 +89,7 @@ fn infer(
 ) -> Result<(Draft, usize), GraphErrorKind> {
     let device = CpuDevice::new(1);
     let aliases = aliases(model, nodes);
-    let run = |exported: Option<&Draft>, types: Vec<ValueType>| {
+    let run = |exported: Option<Exported<'_>>, types: Vec<ValueType>| {
         let named: Vec<_> = inputs.iter().map(|input| input.name).zip(types).collect();
         Inference {
             model,
@@ -137,7 +137,12 @@ fn infer(
         exported,
         reason,
     };
-    let rebatched = run(Some(&draft), requested()).map_err(|error| unfit(error.to_string()))?;
+    let from = Exported {
+        draft: &draft,
+        batch: exported,
+        requested: requested_batch,
+    };
+    let rebatched = run(Some(from), requested()).map_err(|error| unfit(error.to_string()))?;
     match (samples, output_extent(model, &rebatched)) {
         (Some(old), Some(new)) if new * exported != old * requested_batch => Err(unfit(format!(
             "the first axis of its output stays {new} where it should become {}",

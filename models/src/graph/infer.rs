@@ -4,14 +4,15 @@
 //! may have been folded through a transpose. So the walk is repeated with what it found until it finds
 //! nothing new: then weights are values of their own and everything computed from them is a node.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::nodes::{Branch, RawNode};
-use super::{BuildOptions, GraphErrorKind, rebatch};
+use super::rebatch::Resized;
+use super::{BuildOptions, GraphErrorKind};
 use crate::device::Device;
 use crate::onnx::{Model, graph_dtype};
-use crate::ops::{self, Attribute, Context, NodeSpec, Operator, ValueType};
+use crate::ops::{self, Attribute, Context, NodeSpec, OpError, Operator, ValueType};
 use crate::tensor::{DType, Tensor};
 
 /// Largest constant that is computed while a graph is built.
@@ -70,11 +71,35 @@ impl Draft {
     }
 }
 
-/// Names of leaves by the role that operators give them.
+/// What a walk finds out about values and the next one goes by: above all the role that operators give them.
 #[derive(Clone, Debug, Default)]
-struct Roles {
+pub(super) struct Roles {
     parameters: BTreeSet<String>,
     states: BTreeSet<String>,
+    /// Values that need another extent than the exported one beside what is fed to the model.
+    pub(super) wanted: BTreeMap<String, Resized>,
+}
+
+impl Roles {
+    fn len(&self) -> usize {
+        self.parameters.len() + self.states.len() + self.wanted.len()
+    }
+}
+
+/// A model with the batch size that it was exported with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exported<'a> {
+    pub draft: &'a Draft,
+    pub batch: usize,
+    /// The batch size asked for.
+    pub requested: usize,
+}
+
+impl Exported<'_> {
+    /// The exported shape of a value.
+    pub fn shape_of(&self, name: &str) -> Option<&[usize]> {
+        self.draft.shape_of(name)
+    }
 }
 
 /// What inference works on.
@@ -84,8 +109,8 @@ pub(super) struct Inference<'a> {
     pub options: &'a BuildOptions,
     /// Runs operators on constants.
     pub device: &'a dyn Device,
-    /// The same model with the batch size it was exported with, if another one is asked for.
-    pub exported: Option<&'a Draft>,
+    /// The exported model, if another batch size than its own is asked for.
+    pub exported: Option<Exported<'a>>,
     /// Initializers by the outputs of the Identity nodes that pass them on.
     pub aliases: &'a HashMap<&'a str, &'a str>,
 }
@@ -104,29 +129,27 @@ impl Inference<'_> {
             for (name, ty) in inputs {
                 walk.add(name, ty.clone(), Kind::Input);
             }
-            for node in self.nodes {
-                walk.node(node)?;
-            }
+            let end = self.nodes.iter().try_for_each(|node| walk.node(node));
             let Walk { draft, found, .. } = walk;
-            if found.parameters.len() == roles.parameters.len()
-                && found.states.len() == roles.states.len()
-            {
-                return Ok(draft);
+            match end {
+                _ if found.len() > roles.len() => roles = found,
+                Ok(()) => return Ok(draft),
+                Err(error) => return Err(error),
             }
-            roles = found;
         }
     }
 }
 
-struct Walk<'a> {
-    inference: &'a Inference<'a>,
-    roles: &'a Roles,
-    draft: Draft,
-    found: Roles,
+/// One pass over the nodes.
+pub(super) struct Walk<'a> {
+    pub inference: &'a Inference<'a>,
+    pub roles: &'a Roles,
+    pub draft: Draft,
+    pub found: Roles,
 }
 
 impl Walk<'_> {
-    fn add(&mut self, name: &str, ty: ValueType, kind: Kind) -> usize {
+    pub fn add(&mut self, name: &str, ty: ValueType, kind: Kind) -> usize {
         let index = self.draft.values.len();
         let needs_gradient = matches!(kind, Kind::Parameter(_));
         self.draft.values.push(DraftValue {
@@ -173,7 +196,7 @@ impl Walk<'_> {
     }
 
     /// A name for a value that the file has none for.
-    fn unnamed(&self, node: &str, what: &str) -> String {
+    pub fn unnamed(&self, node: &str, what: &str) -> String {
         let mut name = format!("{node}:{what}");
         while self.draft.names.contains_key(&name) || self.is_initializer(&name) {
             name.push('\'');
@@ -181,7 +204,7 @@ impl Walk<'_> {
         name
     }
 
-    fn constant(&self, index: usize) -> Option<&Tensor> {
+    pub fn constant(&self, index: usize) -> Option<&Tensor> {
         match &self.draft.values[index].kind {
             Kind::Constant(tensor, _) => Some(tensor),
             _ => None,
@@ -233,19 +256,33 @@ impl Walk<'_> {
                 self.draft.names.insert(output.into(), input);
                 return Ok(());
             }
-            ("Reshape", _) => self.rebatch(node, &mut inputs),
             _ => {}
         }
+        if self.inference.exported.is_some() {
+            self.rebatch(node, &mut inputs)?;
+        }
+        match self.operator(node, &inputs) {
+            Ok(op) => self.place(node, op, inputs),
+            Err(_) if self.inference.exported.is_some() && self.align(node, &mut inputs) => {
+                let op = self.operator(node, &inputs)?;
+                self.place(node, op, inputs)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
 
-        let constants: Vec<Option<Tensor>> = inputs
-            .iter()
-            .map(|input| input.and_then(|input| self.constant(input).cloned()))
-            .collect();
+    /// The operator of a node that reads these inputs.
+    fn operator(
+        &self,
+        node: &RawNode,
+        inputs: &[Option<usize>],
+    ) -> Result<Box<dyn Operator>, OpError> {
+        let constants = self.constants(inputs);
         let types: Vec<_> = inputs
             .iter()
             .map(|input| input.map(|input| self.draft.values[input].ty.clone()))
             .collect();
-        let op = ops::build(&NodeSpec {
+        ops::build(&NodeSpec {
             name: &node.name,
             op_type: &node.op_type,
             opset: node.opset,
@@ -256,7 +293,22 @@ impl Walk<'_> {
             training_form: self.inference.options.training_form
                 || (self.inference.options.train_batch_norm
                     && node.op_type == "BatchNormalization"),
-        })?;
+        })
+    }
+
+    fn constants(&self, inputs: &[Option<usize>]) -> Vec<Option<Tensor>> {
+        let constant = |input: &Option<usize>| self.constant((*input)?).cloned();
+        inputs.iter().map(constant).collect()
+    }
+
+    /// Adds what a node makes: constants if it can run now, else values that are computed.
+    fn place(
+        &mut self,
+        node: &RawNode,
+        op: Box<dyn Operator>,
+        inputs: Vec<Option<usize>>,
+    ) -> Result<(), GraphErrorKind> {
+        let constants = self.constants(&inputs);
         let known = !op.is_random()
             && inputs
                 .iter()
@@ -580,43 +632,9 @@ impl Walk<'_> {
         // Before opset 13 it ran over all axes from there on, taken together.
         is_one(axis.unwrap_or(1)) && shape.iter().skip(2).all(|&extent| extent == 1)
     }
-
-    /// Replaces a reshape's target shape in which the exported batch size stands.
-    fn rebatch(&mut self, node: &RawNode, inputs: &mut [Option<usize>]) {
-        let (Some(exported), [Some(data), Some(target)]) = (self.inference.exported, &*inputs)
-        else {
-            return;
-        };
-        let value = &self.draft.values[*data];
-        let old_output = node
-            .outputs
-            .first()
-            .and_then(|name| exported.shape_of(name));
-        let (Some(old_input), Some(old_output)) = (exported.shape_of(&value.name), old_output)
-        else {
-            return;
-        };
-        let Some(shape) = self
-            .constant(*target)
-            .filter(|target| target.dtype() == DType::I64)
-        else {
-            return;
-        };
-        if let Some(shape) =
-            rebatch::reshape_target(shape.i64s(), old_input, old_output, &value.ty.shape)
-        {
-            let target = Tensor::from_i64(&[shape.len()], shape);
-            let name = self.unnamed(&node.name, "target");
-            inputs[1] = Some(self.add(
-                &name,
-                type_of(&target),
-                Kind::Constant(target, BTreeSet::new()),
-            ));
-        }
-    }
 }
 
-fn type_of(tensor: &Tensor) -> ValueType {
+pub(super) fn type_of(tensor: &Tensor) -> ValueType {
     ValueType {
         dtype: tensor.dtype(),
         shape: tensor.shape().to_vec(),

@@ -4,6 +4,7 @@
 //! are ready to run, and groups them into [`Layer`]s, the smallest things that are profiled and placed.
 //! Nothing here changes after it was built; a graph is shared between the workers of a run.
 
+mod batch_axis;
 mod build;
 mod error;
 mod infer;

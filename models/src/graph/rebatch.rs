@@ -1,105 +1,361 @@
 //! Another batch size for models that were exported with a fixed one.
 //!
-//! A reshape in such a model may have the exported batch written into its target shape. A reshape keeps
-//! elements in row-major order, so the axis of the target that holds the batch is the one whose stride
-//! range covers the batch axis of the input.
+//! The exported batch may be written into such a model: into the target shapes of reshapes and expansions,
+//! and into constants that hold one row for each sample (initial states, masks, positions, sample
+//! numbers). With the types of the exported model at hand, the first are replaced where the batch goes
+//! through them; the others where a node would not accept them beside tensors of the new batch. What a
+//! node computes from weights and such constants alone is asked for in the new size and the walk repeated.
 
-/// The target shape of a reshape for another batch size, or `None` if it needs no change.
-///
-/// `target` is the shape as the model has it (0 copies, -1 infers). `exported_input`,
-/// `exported_output` are the shapes with the exported batch, `input` is the input's shape with the new one.
-pub(super) fn reshape_target(
-    target: &[i64],
-    exported_input: &[usize],
-    exported_output: &[usize],
-    input: &[usize],
-) -> Option<Vec<i64>> {
-    let axis = batch_axis(exported_input, input)?;
-    let (old, new) = (exported_input[axis], input[axis]);
-    let before: usize = exported_input[..axis].iter().product();
-    let at = covering_axis(exported_output, before, old)?;
-    if *target.get(at)? <= 0 {
-        return None;
-    }
-    let mut repaired = target.to_vec();
-    repaired[at] = i64::try_from(exported_output[at] / old * new).ok()?;
-    Some(repaired)
+use std::collections::BTreeSet;
+
+use super::batch_axis::{
+    Samples, batch_axis, continued, covering_axis, reshape_target, sample_rows,
+};
+use super::infer::{Kind, Walk, type_of};
+use super::nodes::RawNode;
+use crate::ops::{Attribute, OpError};
+use crate::tensor::{DType, Tensor};
+
+/// An axis that was exported with one extent and has another now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Resized {
+    pub axis: usize,
+    pub exported: usize,
+    pub now: usize,
 }
 
-/// The one axis in which two shapes differ.
-fn batch_axis(exported: &[usize], now: &[usize]) -> Option<usize> {
-    if exported.len() != now.len() {
-        return None;
+impl Walk<'_> {
+    /// Replaces what would keep a node's outputs at the exported batch.
+    ///
+    /// Refuses what would go on picking from the exported samples without any shape telling.
+    pub(super) fn rebatch(
+        &mut self,
+        node: &RawNode,
+        inputs: &mut [Option<usize>],
+    ) -> Result<(), OpError> {
+        let wanted = node.outputs.first().and_then(|name| self.wanted(name));
+        match node.op_type.as_str() {
+            "Reshape" => self.rebatch_reshape(node, inputs),
+            "GatherElements" => self.rebatch_gather_elements(node, inputs),
+            "Gather" => self.rebatch_gather(node, inputs)?,
+            "GatherND" => self.rebatch_gather_nd(node, inputs)?,
+            _ => {}
+        }
+        if let Some(wanted) = wanted {
+            self.supply(node, inputs, wanted);
+        }
+        Ok(())
     }
-    let mut differing = (0..now.len()).filter(|&axis| exported[axis] != now[axis]);
-    let axis = differing.next().filter(|&axis| exported[axis] > 0)?;
-    differing.next().is_none().then_some(axis)
-}
 
-/// The axis of `shape` that contains an axis of extent `extent` which `before` elements of outer axes
-/// precede: the one of that extent if there is one, else the first that contains it as a factor.
-fn covering_axis(shape: &[usize], before: usize, extent: usize) -> Option<usize> {
-    let outer = |axis: usize| shape[..axis].iter().product::<usize>();
-    let exact = (0..shape.len()).find(|&axis| outer(axis) == before && shape[axis] == extent);
-    exact.or_else(|| {
-        (0..shape.len()).find(|&axis| {
-            let outer = outer(axis);
-            outer > 0
-                && before.is_multiple_of(outer)
-                && (before / outer * extent) <= shape[axis]
-                && shape[axis].is_multiple_of(before / outer * extent)
+    /// After a node was refused: repairs its inputs of the exported batch next to those of the new one. Whether
+    /// any was repaired; others are asked for in the next walk.
+    pub(super) fn align(&mut self, node: &RawNode, inputs: &mut [Option<usize>]) -> bool {
+        let Some((rank, resized)) = self.resized_input(node, inputs) else {
+            return false;
+        };
+        // Axes are counted from the last one, as broadcasting does.
+        let from_end = rank - resized.axis;
+        let mut repaired = false;
+        for input in inputs.iter_mut() {
+            let Some(index) = *input else { continue };
+            let Some(axis) = self.shape(index).len().checked_sub(from_end) else {
+                continue;
+            };
+            if self.shape(index)[axis] == resized.exported {
+                let wanted = Resized { axis, ..resized };
+                repaired |= self.want(node, input, wanted);
+            }
+        }
+        repaired
+    }
+
+    fn shape(&self, index: usize) -> &[usize] {
+        &self.draft.values[index].ty.shape
+    }
+
+    /// How a value differs from the exported one.
+    fn resized(&self, index: usize) -> Option<Resized> {
+        let value = &self.draft.values[index];
+        let exported = self.inference.exported.as_ref()?.shape_of(&value.name)?;
+        let axis = batch_axis(exported, &value.ty.shape)?;
+        Some(Resized {
+            axis,
+            exported: exported[axis],
+            now: value.ty.shape[axis],
         })
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_leading_batch_is_replaced() {
-        assert_eq!(
-            reshape_target(&[2, 400], &[2, 16, 5, 5], &[2, 400], &[8, 16, 5, 5]),
-            Some(vec![8, 400])
-        );
-        assert_eq!(
-            reshape_target(&[2, -1], &[2, 16, 5, 5], &[2, 400], &[8, 16, 5, 5]),
-            Some(vec![8, -1])
-        );
     }
 
-    #[test]
-    fn a_batch_of_one_is_found_too() {
-        assert_eq!(
-            reshape_target(&[1, 1, 784], &[1, 1, 28, 28], &[1, 1, 784], &[8, 1, 28, 28]),
-            Some(vec![8, 1, 784])
-        );
+    /// What an earlier walk found that a value has to be.
+    fn wanted(&self, name: &str) -> Option<Resized> {
+        self.roles.wanted.get(name).copied()
     }
 
-    #[test]
-    fn a_batch_folded_with_other_axes_is_scaled() {
-        // Attention: [time, batch, width] as [time, batch * heads, width / heads].
-        assert_eq!(
-            reshape_target(&[4, 6, 8], &[4, 2, 24], &[4, 6, 8], &[4, 5, 24]),
-            Some(vec![4, 15, 8])
-        );
-        // Tokens: [batch, time, width] as [batch * time, width].
-        assert_eq!(
-            reshape_target(&[8, 24], &[2, 4, 24], &[8, 24], &[5, 4, 24]),
-            Some(vec![20, 24])
-        );
+    /// The first input that has the new batch, by its rank and axis; for Expand that is the target shape.
+    fn resized_input(&self, node: &RawNode, inputs: &[Option<usize>]) -> Option<(usize, Resized)> {
+        let by_type = inputs
+            .iter()
+            .flatten()
+            .find_map(|&index| Some((self.shape(index).len(), self.resized(index)?)));
+        let by_target = || {
+            let target = self.constant((*inputs.get(1)?)?)?;
+            let exported = self.inference.exported.as_ref()?;
+            let exported = exported.shape_of(node.outputs.first()?)?;
+            let extents = target.i64s().iter().map(|&extent| extent.max(0) as usize);
+            let now: Vec<usize> = extents.collect();
+            let axis = batch_axis(exported, &now)?;
+            let resized = Resized {
+                axis,
+                exported: exported[axis],
+                now: now[axis],
+            };
+            Some((now.len(), resized))
+        };
+        match node.op_type.as_str() {
+            "Expand" => by_type.or_else(by_target),
+            _ => by_type,
+        }
     }
 
-    #[test]
-    fn shapes_that_follow_the_batch_stay() {
-        assert_eq!(
-            reshape_target(&[-1, 400], &[2, 16, 5, 5], &[2, 400], &[8, 16, 5, 5]),
-            None
-        );
-        assert_eq!(
-            reshape_target(&[0, 400], &[2, 16, 5, 5], &[2, 400], &[8, 16, 5, 5]),
-            None
-        );
-        assert_eq!(reshape_target(&[3, 4], &[12], &[3, 4], &[12]), None);
+    /// Asks for an input in the new size. True if it is a constant and was replaced.
+    fn want(&mut self, node: &RawNode, input: &mut Option<usize>, wanted: Resized) -> bool {
+        let Some(index) = *input else { return false };
+        let value = &self.draft.values[index];
+        match &value.kind {
+            Kind::Constant(tensor, _) => match continued(tensor, wanted.axis, wanted.now) {
+                Some(tensor) => {
+                    *input = Some(self.replacement(node, tensor));
+                    true
+                }
+                None => false,
+            },
+            Kind::Computed => {
+                let name = value.name.clone();
+                self.found.wanted.entry(name).or_insert(wanted);
+                false
+            }
+            Kind::Input | Kind::Parameter(_) | Kind::State(_) => false,
+        }
+    }
+
+    fn replacement(&mut self, node: &RawNode, tensor: Tensor) -> usize {
+        let name = self.unnamed(&node.name, "batch");
+        self.add(
+            &name,
+            type_of(&tensor),
+            Kind::Constant(tensor, BTreeSet::new()),
+        )
+    }
+
+    /// Makes a node's output as large as an earlier walk found that it has to be.
+    fn supply(&mut self, node: &RawNode, inputs: &mut [Option<usize>], wanted: Resized) {
+        let Some(&Some(data)) = inputs.first() else {
+            return;
+        };
+        let Some(output) = self
+            .inference
+            .exported
+            .as_ref()
+            .and_then(|exported| exported.shape_of(node.outputs.first()?))
+            .map(<[usize]>::to_vec)
+        else {
+            return;
+        };
+        let rank = self.shape(data).len();
+        let attribute = |name: &str| match node.attributes.get(name) {
+            Some(Attribute::Int(value)) => Some(*value),
+            _ => None,
+        };
+        let at = |axis| Resized { axis, ..wanted };
+        match node.op_type.as_str() {
+            "Gather" => {
+                let axis = attribute("axis").unwrap_or(0);
+                let axis = if axis < 0 { axis + rank as i64 } else { axis } as usize;
+                let indices = (output.len() + 1).saturating_sub(rank);
+                let (position, axis) = match wanted.axis {
+                    before if before < axis => (0, before),
+                    inside if inside < axis + indices => (1, inside - axis),
+                    after => (0, after + 1 - indices),
+                };
+                if let Some(input) = inputs.get_mut(position) {
+                    self.want(node, input, at(axis));
+                }
+            }
+            "Transpose" => {
+                let axis = match node.attributes.get("perm") {
+                    Some(Attribute::Ints(perm)) => perm.get(wanted.axis).map(|&axis| axis as usize),
+                    _ => rank.checked_sub(wanted.axis + 1),
+                };
+                if let Some(axis) = axis.filter(|&axis| axis < rank) {
+                    self.want(node, &mut inputs[0], at(axis));
+                }
+            }
+            "Reshape" | "Unsqueeze" | "Squeeze" | "Flatten" => {
+                let before = output[..wanted.axis].iter().product();
+                if let Some(axis) = covering_axis(self.shape(data), before, wanted.exported) {
+                    self.want(node, &mut inputs[0], at(axis));
+                }
+            }
+            "Expand" => {
+                let target = inputs.get(1).copied().flatten();
+                let target = target.and_then(|target| self.constant(target));
+                let Some(mut extents) = target.map(|target| target.i64s().to_vec()) else {
+                    return;
+                };
+                if extents.len() == output.len() {
+                    extents[wanted.axis] = wanted.now as i64;
+                    let target = Tensor::from_i64(&[extents.len()], extents);
+                    inputs[1] = Some(self.replacement(node, target));
+                }
+                self.supply_broadcast(node, &mut inputs[..1], output.len(), wanted);
+            }
+            _ => self.supply_broadcast(node, inputs, output.len(), wanted),
+        }
+    }
+
+    /// Asks for every input whose axis, counted from the last one, has the exported extent.
+    fn supply_broadcast(
+        &mut self,
+        node: &RawNode,
+        inputs: &mut [Option<usize>],
+        rank: usize,
+        wanted: Resized,
+    ) {
+        for input in inputs {
+            let Some(index) = *input else { continue };
+            let axis = (self.shape(index).len() + wanted.axis).checked_sub(rank);
+            if let Some(axis) = axis.filter(|&axis| self.shape(index)[axis] == wanted.exported)
+                && wanted.exported > 1
+            {
+                self.want(node, input, Resized { axis, ..wanted });
+            }
+        }
+    }
+
+    /// Replaces a target shape in which the exported batch stands.
+    fn rebatch_reshape(&mut self, node: &RawNode, inputs: &mut [Option<usize>]) {
+        let (Some(exported), [Some(data), Some(target)]) = (&self.inference.exported, &*inputs)
+        else {
+            return;
+        };
+        let value = &self.draft.values[*data];
+        let old_output = node
+            .outputs
+            .first()
+            .and_then(|name| exported.shape_of(name));
+        let (Some(old_input), Some(old_output)) = (exported.shape_of(&value.name), old_output)
+        else {
+            return;
+        };
+        let Some(shape) = self
+            .constant(*target)
+            .filter(|target| target.dtype() == DType::I64)
+        else {
+            return;
+        };
+        if let Some(shape) = reshape_target(shape.i64s(), old_input, old_output, &value.ty.shape) {
+            let target = Tensor::from_i64(&[shape.len()], shape);
+            inputs[1] = Some(self.replacement(node, target));
+        }
+    }
+
+    /// Extends indices that would pick from the exported samples only.
+    fn rebatch_gather_elements(&mut self, node: &RawNode, inputs: &mut [Option<usize>]) {
+        let [Some(data), indices] = inputs else {
+            return;
+        };
+        if let (Some(resized), Some(index)) = (self.resized(*data), *indices)
+            && self.resized(index).is_none()
+            && self.shape(index).get(resized.axis) == Some(&resized.exported)
+        {
+            self.want(node, indices, resized);
+        }
+    }
+
+    /// Extends indices into rows of several samples.
+    fn rebatch_gather(
+        &mut self,
+        node: &RawNode,
+        inputs: &mut [Option<usize>],
+    ) -> Result<(), OpError> {
+        let axis = match node.attributes.get("axis") {
+            Some(Attribute::Int(axis)) => *axis,
+            _ => 0,
+        };
+        let [Some(data), _] = *inputs else {
+            return Ok(());
+        };
+        let rank = self.shape(data).len() as i64;
+        let axis = if axis < 0 { axis + rank } else { axis };
+        match self.resized(data) {
+            Some(resized) if resized.axis as i64 == axis => {
+                self.rebatch_indices(node, inputs, resized, None)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As for [`Self::rebatch_gather`], where a component of each index goes along the batch axis.
+    fn rebatch_gather_nd(
+        &mut self,
+        node: &RawNode,
+        inputs: &mut [Option<usize>],
+    ) -> Result<(), OpError> {
+        let [Some(data), Some(indices)] = *inputs else {
+            return Ok(());
+        };
+        let first = match node.attributes.get("batch_dims") {
+            Some(Attribute::Int(count)) => *count as usize,
+            _ => 0,
+        };
+        let depth = self.shape(indices).last().copied().unwrap_or(0);
+        let Some(resized) = self.resized(data) else {
+            return Ok(());
+        };
+        match resized.axis.checked_sub(first) {
+            None if self.resized(indices).is_none() => {
+                self.want(node, &mut inputs[1], resized);
+                Ok(())
+            }
+            Some(component) if component < depth => {
+                self.rebatch_indices(node, inputs, resized, Some(component))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces the indices, input 1, of a node that picks along the batch axis of its data.
+    fn rebatch_indices(
+        &mut self,
+        node: &RawNode,
+        inputs: &mut [Option<usize>],
+        data: Resized,
+        component: Option<usize>,
+    ) -> Result<(), OpError> {
+        let (Some(exported), Some(Some(indices))) = (self.inference.exported, inputs.get(1)) else {
+            return Ok(());
+        };
+        let samples = Samples {
+            exported: exported.batch,
+            requested: exported.requested,
+            rows: data.exported / exported.batch,
+        };
+        let numbered = self
+            .constant(*indices)
+            .filter(|indices| indices.dtype() == DType::I64)
+            .map(|indices| sample_rows(indices, component, samples));
+        match numbered {
+            // They follow from what is fed to the model.
+            None => Ok(()),
+            Some(Some(numbered)) => {
+                inputs[1] = Some(self.replacement(node, numbered));
+                Ok(())
+            }
+            Some(None) => Err(OpError::Input {
+                node: node.name.clone(),
+                op: node.op_type.clone(),
+                input: "indices".into(),
+                problem: format!("pick from the {} exported samples", exported.batch),
+            }),
+        }
     }
 }

@@ -36,8 +36,11 @@ impl fmt::Display for Remark {
                 more,
             } => {
                 write!(f, "the file holds one tensor for the weights '{weight}'")?;
-                for other in others {
-                    write!(f, ", '{other}'")?;
+                if let [other, rest @ ..] = &others[..] {
+                    write!(f, " and '{other}'")?;
+                    if !rest.is_empty() {
+                        write!(f, " and {} more", rest.len())?;
+                    }
                 }
                 if *more > 0 {
                     write!(f, " (and {more} more such tensors)")?;

@@ -8,10 +8,10 @@ use models::onnx::proto::{
     OperatorSetIdProto, TensorProto, TensorShapeProto, TensorType, TypeProto, TypeValue,
     ValueInfoProto, attribute_type, data_type,
 };
-use models::tensor::Tensor;
+use models::tensor::{DType, Tensor};
 use prost::Message;
 
-use crate::support::{context, cpu};
+use crate::support::{assert_close, context, cpu};
 
 fn tensor(name: &str, dims: &[i64], value: f32) -> TensorProto {
     TensorProto {
@@ -199,7 +199,7 @@ fn merged_weights_are_remarked_on_and_mere_renaming_is_not() {
     assert_eq!(graph.remarks(), [remark]);
     let text = graph.remarks()[0].to_string();
     assert!(
-        text.contains("'w1', 'w2'") && text.contains("--untie"),
+        text.contains("'w1' and 'w2'") && text.contains("--untie"),
         "{text}"
     );
 
@@ -468,4 +468,118 @@ fn weights_inside_a_branch_are_refused() {
     );
     // The other branch does not need it.
     assert!(build(&conditional(constant(false), true)).is_ok());
+}
+
+/// Outputs of a whole graph in inference for the samples `from..`, made of their numbers.
+fn infer(graph: &Graph, from: usize) -> Vec<f32> {
+    let device = cpu();
+    let cx = context(&*device, false);
+    let layers: Vec<usize> = (0..graph.layers().len()).collect();
+    let program = graph.program(&layers, &graph.outputs()[..1]);
+    let weights: Vec<Tensor> = program
+        .weights()
+        .iter()
+        .map(|&weight| graph.parameters()[weight].tensor.clone())
+        .collect();
+    let states = program.states().iter();
+    let states: Vec<Tensor> = states.map(|&s| graph.states()[s].tensor.clone()).collect();
+    let inputs = program.inputs().iter().map(|&input| {
+        let value = &graph.values()[input];
+        let shape = &value.ty.shape;
+        let row: usize = shape[1..].iter().product();
+        let number = (from * row..(from + shape[0]) * row).map(|i| i * i % 17);
+        match value.ty.dtype {
+            // A mask over the first tokens of each sample, and tokens.
+            DType::I64 if value.name.contains("mask") => {
+                let kept = number
+                    .enumerate()
+                    .map(|(i, n)| i64::from(i % row < 9 + n % 2));
+                Tensor::from_i64(shape, kept.collect::<Vec<_>>())
+            }
+            DType::I64 => Tensor::from_i64(shape, number.map(|n| n as i64).collect::<Vec<_>>()),
+            _ => Tensor::from_f32(shape, number.map(|n| n as f32 / 17.0).collect::<Vec<_>>()),
+        }
+    });
+    let outputs = program.evaluate(&cx, inputs.collect(), &weights, &states);
+    outputs[0].f32s().to_vec()
+}
+
+/// The exports hold a batch of 2 in reshapes, expansions, initial states, masks and sample numbers.
+#[test]
+fn exports_give_the_same_for_a_sample_whatever_the_batch() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/models");
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        eprintln!("skipped: {folder} is not there");
+        return;
+    };
+    let mut compared = 0;
+    for entry in entries {
+        let path = entry.unwrap().path();
+        let model = Model::open(&path).unwrap();
+        let build = |batch| {
+            let options = BuildOptions {
+                batch: Some(batch),
+                ..BuildOptions::default()
+            };
+            Graph::build(&model, &options)
+        };
+        let (Ok(two), Ok(five)) = (build(2), build(5)) else {
+            continue;
+        };
+        let found = infer(&five, 0);
+        let expected = [infer(&two, 0), infer(&two, 2), infer(&two, 4)].concat();
+        assert_close(
+            &path.display().to_string(),
+            &found,
+            &expected[..found.len()],
+            1e-4,
+        );
+        compared += 1;
+    }
+    assert!(compared > 15, "only {compared} exports could be built");
+}
+
+#[test]
+fn a_batch_in_an_expansion_a_state_and_sample_numbers_is_replaced() {
+    let int = |name: &str, dims: &[i64], values: &[i64]| TensorProto {
+        name: Some(name.into()),
+        dims: dims.to_vec(),
+        data_type: Some(data_type::INT64),
+        int64_data: values.to_vec(),
+        ..TensorProto::default()
+    };
+    let concat = with(
+        node("Concat", &["token", "x"], &["sequence"]),
+        AttributeProto {
+            name: Some("axis".into()),
+            r#type: Some(attribute_type::INT),
+            i: Some(1),
+            ..AttributeProto::default()
+        },
+    );
+    // A class token for each sample, a constant row for each, and the last and first step of each.
+    let model = open(&proto(
+        &[2, 2, 3],
+        vec![
+            tensor("class", &[1, 1, 3], 0.5),
+            tensor("row", &[2, 1, 3], 0.25),
+            int("shape", &[3], &[2, 1, 3]),
+            int("steps", &[2, 2, 2], &[0, 2, 0, 0, 1, 2, 1, 0]),
+        ],
+        vec![
+            node("Expand", &["class", "shape"], &["token"]),
+            concat,
+            node("Sub", &["sequence", "row"], &["shifted"]),
+            node("GatherND", &["shifted", "steps"], &["y"]),
+        ],
+    ));
+    let options = |batch| BuildOptions {
+        batch: Some(batch),
+        ..BuildOptions::default()
+    };
+    let five = Graph::build(&model, &options(5)).unwrap();
+    assert_eq!(five.values()[five.outputs()[0]].ty.shape, [5, 2, 3]);
+    let two = Graph::build(&model, &options(2)).unwrap();
+    let expected = [infer(&two, 0), infer(&two, 2), infer(&two, 4)].concat();
+    assert_eq!(infer(&five, 0), expected[..30]);
 }
