@@ -56,6 +56,9 @@ impl Walk<'_> {
         // Axes are counted from the last one, as broadcasting does.
         let from_end = rank - resized.axis;
         let mut repaired = false;
+        if node.op_type == "Expand" {
+            repaired |= self.resize_target(node, inputs, from_end, resized);
+        }
         for input in inputs.iter_mut() {
             let Some(index) = *input else { continue };
             let Some(axis) = self.shape(index).len().checked_sub(from_end) else {
@@ -196,20 +199,37 @@ impl Walk<'_> {
                 }
             }
             "Expand" => {
-                let target = inputs.get(1).copied().flatten();
-                let target = target.and_then(|target| self.constant(target));
-                let Some(mut extents) = target.map(|target| target.i64s().to_vec()) else {
-                    return;
-                };
-                if extents.len() == output.len() {
-                    extents[wanted.axis] = wanted.now as i64;
-                    let target = Tensor::from_i64(&[extents.len()], extents);
-                    inputs[1] = Some(self.replacement(node, target));
-                }
+                self.resize_target(node, inputs, output.len() - wanted.axis, wanted);
                 self.supply_broadcast(node, &mut inputs[..1], output.len(), wanted);
             }
             _ => self.supply_broadcast(node, inputs, output.len(), wanted),
         }
+    }
+
+    /// Replaces an extent of Expand's target shape, counted from the last one. True if it was there.
+    fn resize_target(
+        &mut self,
+        node: &RawNode,
+        inputs: &mut [Option<usize>],
+        from_end: usize,
+        resized: Resized,
+    ) -> bool {
+        let target = inputs.get(1).copied().flatten();
+        let target = target.and_then(|target| self.constant(target));
+        let Some(mut extents) = target.map(|target| target.i64s().to_vec()) else {
+            return false;
+        };
+        let axis = extents.len().checked_sub(from_end);
+        let Some(extent) = axis.and_then(|axis| extents.get_mut(axis)) else {
+            return false;
+        };
+        if *extent != resized.exported as i64 {
+            return false;
+        }
+        *extent = resized.now as i64;
+        let target = Tensor::from_i64(&[extents.len()], extents);
+        inputs[1] = Some(self.replacement(node, target));
+        true
     }
 
     /// Asks for every input whose axis, counted from the last one, has the exported extent.
