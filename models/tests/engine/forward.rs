@@ -114,6 +114,39 @@ fn dropout_masks_follow_the_sample_not_the_minibatch() {
 }
 
 #[test]
+fn random_numbers_follow_the_sample_not_the_minibatch() {
+    let device = cpu();
+    for name in ["RandomUniformLike", "RandomNormalLike", "Bernoulli"] {
+        let run = |rows: usize, first_sample, seed| {
+            let x = Tensor::from_f32(&[rows, 200], vec![0.25; rows * 200]);
+            let op = Case::new(name, 15).input(x.clone()).build().unwrap();
+            assert!(op.is_random());
+            let mut cx = context(&*device, false);
+            (cx.first_sample, cx.seed) = (first_sample, seed);
+            op.forward(&cx, vec![Some(x)]).outputs[0].f32s().to_vec()
+        };
+        let whole = run(6, 40, 1);
+        assert_eq!(whole, [run(3, 40, 1), run(3, 43, 1)].concat(), "{name}");
+        assert_ne!(whole, run(6, 40, 2), "{name}");
+        let mean = whole.iter().sum::<f32>() / whole.len() as f32;
+        let expected = match name {
+            "RandomUniformLike" => 0.5,
+            "RandomNormalLike" => 0.0,
+            _ => 0.25,
+        };
+        assert!((mean - expected).abs() < 0.1, "mean of {name}: {mean}");
+    }
+}
+
+#[test]
+fn a_label_outside_of_the_classes_is_no_number() {
+    let case = Case::new("NegativeLogLikelihoodLoss", 13)
+        .input(random(&[2, 3], 1))
+        .input(Tensor::from_i64(&[2], [1, 3]));
+    assert!(case.run()[0].f32s()[0].is_nan());
+}
+
+#[test]
 fn operators_write_into_arguments_that_nobody_else_holds() {
     let device = cpu();
     let cx = context(&*device, true);

@@ -146,6 +146,26 @@ fn errors_name_operator_attribute_and_reason() {
         &["perm"],
     );
     refused(
+        &Case::new("RNN", 14)
+            .input(random(&[3, 2, 4], 1))
+            .input(random(&[1, 5, 4], 2))
+            .input(random(&[1, 5, 5], 3))
+            .omitted()
+            .constant(ints(&[3, 2])),
+        &["sequence_lens", "3 for each of the 2 samples"],
+    );
+    refused(
+        &Case::new("Einsum", 12)
+            .string("equation", "ij,jk->ikl")
+            .input(random(&[2, 3], 1))
+            .input(random(&[3, 4], 2)),
+        &["equation", "no input has"],
+    );
+    refused(
+        &Case::new("Resize", 13).string("mode", "area").input(x()),
+        &["mode", "area"],
+    );
+    refused(
         &Case::new("BatchNormalization", 15)
             .input(x())
             .input(random(&[3], 1)),
