@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use crate::data::DataOptions;
+use crate::job::{Baseline, Options};
+use crate::learning_rate::Decay;
 use clap::{Args, Parser, ValueEnum};
-use executor::data::DataOptions;
-use executor::job::{Baseline, Options};
-use executor::learning_rate::Decay;
 use models::graph::parse_dimension;
 use models::init::Init;
 use models::loss::Loss;
@@ -39,6 +39,7 @@ pub struct Cli {
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dimension)]
     pub dims: Vec<(String, usize)>,
 
+    /// Where samples come from
     #[command(flatten)]
     pub data: DataArgs,
 
@@ -67,6 +68,7 @@ pub struct Cli {
     #[arg(long, value_enum)]
     pub baseline: Option<BaselineName>,
 
+    /// How to learn
     #[command(flatten)]
     pub training: TrainingArgs,
 

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-use executor::error::RunError;
-use executor::record::{Recorder, Summary};
-use executor::train::{Epoch, Observer, Step};
+use crate::error::RunError;
+use crate::record::{Recorder, Summary};
+use crate::train::{Epoch, Observer, Step};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Records a run and shows it on stderr: a bar on a terminal, a line per epoch elsewhere.

@@ -53,6 +53,14 @@ impl Stage {
     }
 }
 
+/// The stage that a worker belongs to.
+pub fn of_worker(stages: &[Stage], worker: usize) -> &Stage {
+    let mut stages = stages.iter().rev();
+    stages
+        .find(|stage| stage.first_worker <= worker)
+        .expect("stage 0 begins with worker 0")
+}
+
 fn find(links: &[Link], stage: usize) -> &Link {
     links
         .iter()

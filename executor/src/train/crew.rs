@@ -3,22 +3,20 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use models::tensor::Tensor;
-use planner::schedule::{Schedule, whole_rounds};
 
 use super::clock::Clock;
-use super::recruit::Recruit;
+use super::remote::Link;
+use super::squad::{Squad, in_flight};
+use super::task::Task;
 use super::{Job, Observer, Step};
-use crate::data::loader::{Delivery, Feed, Loader, Reader};
 use crate::error::RunError;
-use crate::learning_rate::LearningRate;
 use crate::stage::{self, Stage};
-use crate::transport::{AbortHandle, local};
-use crate::worker::{Command, Event, Report, WorkerError};
+use crate::transport::{AbortHandle, Endpoint, Transport, local};
+use crate::worker::{Event, Report, WorkerError};
 
 /// Minibatches over which the rate of a step is taken.
 const RATE_WINDOW: usize = 16;
@@ -26,9 +24,11 @@ const RATE_WINDOW: usize = 16;
 /// The running workers.
 pub struct Crew {
     stages: Arc<[Stage]>,
-    commands: Vec<Sender<Command>>,
+    /// Those of this process.
+    squad: Squad,
+    /// The way to those of other processes.
+    others: Option<Endpoint>,
     events: Receiver<Event>,
-    threads: Vec<JoinHandle<()>>,
     abort: AbortHandle,
     /// Nanoseconds at work in the running epoch.
     gauges: Vec<Arc<AtomicU64>>,
@@ -65,44 +65,57 @@ pub struct Judged {
 }
 
 impl Crew {
-    /// Starts one thread per worker.
+    /// Starts all workers as threads of this process.
     pub fn start(job: &Job) -> Result<Self, RunError> {
-        let workers: usize = job.stages.iter().map(|s| s.shape.replicas).sum();
+        let workers = job.workers();
         let (transports, abort) = local(workers);
+        let transports = transports
+            .into_iter()
+            .map(|transport| Box::new(transport) as Box<dyn Transport>);
         let (report, events) = channel();
-        let mut crew = Crew {
-            stages: Arc::clone(&job.stages),
-            commands: Vec::new(),
+        let gauges: Vec<Arc<AtomicU64>> = (0..workers).map(|_| Arc::default()).collect();
+        let squad = Squad::start(job, transports.enumerate(), &gauges, &report)?;
+        Ok(Crew::new(job, squad, None, events, abort, gauges))
+    }
+
+    /// Starts worker 0 in this process; the others are in theirs.
+    pub fn start_over(job: &Job, link: Link) -> Result<Self, RunError> {
+        let Link {
+            end,
             events,
-            threads: Vec::new(),
+            report,
+        } = link;
+        let transport: Box<dyn Transport> = Box::new(end.transport());
+        let abort = end.abort_handle();
+        let gauges = end.gauges.clone();
+        let squad = Squad::start(job, [(end.worker, transport)], &gauges, &report)?;
+        Ok(Crew::new(job, squad, Some(end), events, abort, gauges))
+    }
+
+    fn new(
+        job: &Job,
+        squad: Squad,
+        others: Option<Endpoint>,
+        events: Receiver<Event>,
+        abort: AbortHandle,
+        gauges: Vec<Arc<AtomicU64>>,
+    ) -> Self {
+        Crew {
+            stages: Arc::clone(&job.stages),
+            squad,
+            others,
+            events,
             abort,
-            gauges: Vec::new(),
-            reports: vec![Report::default(); workers],
+            reports: vec![Report::default(); gauges.len()],
+            gauges,
             outputs: BTreeMap::new(),
             clock: Clock::default(),
-        };
-        let roles = job
-            .stages
-            .iter()
-            .flat_map(|stage| (0..stage.shape.replicas).map(move |replica| (stage, replica)));
-        for ((stage, replica), transport) in roles.zip(transports) {
-            let (command, commands) = channel();
-            let gauge = Arc::new(AtomicU64::new(0));
-            crew.gauges.push(Arc::clone(&gauge));
-            crew.commands.push(command);
-            let recruit = Recruit::new(job, stage, replica, transport, gauge, report.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("worker {}", stage.first_worker + replica))
-                .spawn(move || recruit.run(&commands))
-                .map_err(|e| RunError::Model(format!("cannot start a thread: {e}")))?;
-            crew.threads.push(thread);
         }
-        Ok(crew)
     }
 
     /// Number of workers.
     pub fn workers(&self) -> usize {
-        self.commands.len()
+        self.gauges.len()
     }
 
     /// The workers' latest accounts of themselves.
@@ -110,47 +123,27 @@ impl Crew {
         &self.reports
     }
 
-    /// Carries the minibatches of `feed` through the pipeline and drains it.
+    /// Carries minibatches of an epoch through the pipeline and drains it.
     pub fn train_epoch(
         &mut self,
         job: &Job,
-        feed: Feed,
+        minibatches: usize,
         first_minibatch: u64,
         steps_before: usize,
         epoch: usize,
         observer: &mut dyn Observer,
     ) -> Result<Trained, RunError> {
         let batch_size = job.settings.batch_size;
-        let minibatches = feed.minibatches();
-        let schedule = Arc::new(schedule(&self.stages, minibatches)?);
-        let granularity = whole_rounds(self.stages.iter().map(|s| s.shape.replicas));
-        let (loader, feeds) = self.load(job, feed, granularity);
         let begin = Instant::now();
-        let rate = LearningRate {
-            base: job.learning_rate,
-            decay: job.decay,
-            minibatches: job.minibatches()?,
-        };
-        let first_replicas = self.stages[0].shape.replicas as f32;
-        for ((worker, feed), role) in feeds.into_iter().enumerate().zip(&schedule.roles) {
-            let replicas = self.stages[role.stage].shape.replicas as f32;
-            let factor = if job.scale_learning_rate {
-                replicas / first_replicas
-            } else {
-                1.0
-            };
-            self.order(
-                worker,
-                Command::Train {
-                    schedule: Arc::clone(&schedule),
-                    feed,
-                    first_minibatch,
-                    rate: rate.scaled(factor),
-                    steps_before,
-                },
-            );
-        }
-
+        self.begin(
+            job,
+            Task::Train {
+                epoch,
+                minibatches,
+                first_minibatch,
+                steps_before,
+            },
+        )?;
         let mut trained = Trained {
             minibatches: 0,
             wall: Duration::ZERO,
@@ -188,47 +181,36 @@ impl Crew {
             Ok(())
         })?;
         trained.wall = begin.elapsed();
-        if !loader.join() {
-            return Err(RunError::Loader);
-        }
+        self.squad.end()?;
         let busy = self.reports.iter().map(|r| r.busy).sum();
-        self.clock.add(times, trained.wall, busy, self.in_flight());
+        self.clock
+            .add(times, trained.wall, busy, in_flight(&self.stages));
         Ok(trained)
     }
 
     /// Averages running statistics over replicas.
-    pub fn average_states(&mut self) -> Result<(), RunError> {
-        for worker in 0..self.workers() {
-            self.order(worker, Command::AverageStates);
-        }
+    pub fn average_states(&mut self, job: &Job) -> Result<(), RunError> {
+        self.begin(job, Task::AverageStates)?;
         self.gather(|_, _, _, _| Ok(()))
     }
 
-    /// Judges the samples of `feed`, each once; none when the run was stopped meanwhile.
+    /// Judges the held-out samples, each once: so many, in so many minibatches. None when the run was
+    /// stopped meanwhile.
     pub fn evaluate(
         &mut self,
         job: &Job,
-        feed: Feed,
+        samples: usize,
+        minibatches: usize,
         first_minibatch: u64,
         keep_outputs: bool,
     ) -> Result<Option<Judged>, RunError> {
-        let minibatches = feed.minibatches();
-        let samples = match &feed {
-            Feed::Rows { order, .. } => order.len(),
-            Feed::Repeat { .. } => minibatches * job.settings.batch_size,
-        };
-        let (loader, feeds) = self.load(job, feed, 1);
-        for (worker, feed) in feeds.into_iter().enumerate() {
-            self.order(
-                worker,
-                Command::Evaluate {
-                    minibatches,
-                    feed,
-                    first_minibatch,
-                    keep_outputs,
-                },
-            );
-        }
+        self.begin(
+            job,
+            Task::Evaluate {
+                first_minibatch,
+                keep_outputs,
+            },
+        )?;
         self.outputs.clear();
         let mut losses = BTreeMap::new();
         let mut correct = 0;
@@ -237,9 +219,7 @@ impl Crew {
             correct += right;
             Ok(())
         })?;
-        if !loader.join() {
-            return Err(RunError::Loader);
-        }
+        self.squad.end()?;
         if losses.len() < minibatches {
             return Ok(None);
         }
@@ -267,38 +247,52 @@ impl Crew {
             .iter()
             .map(|s| s.tensor.clone())
             .collect();
-        let stages = Arc::clone(&self.stages);
-        for stage in stages.iter() {
-            self.order(stage.first_worker, Command::Collect);
-            let (stage_weights, stage_states) = loop {
-                match self.next_event()? {
-                    Event::Weights {
-                        weights, states, ..
-                    } => break (weights, states),
-                    Event::Failed { worker, error } => return Err(self.failure(worker, error)),
-                    Event::Loss { .. } | Event::Output { .. } | Event::Done { .. } => {}
+        self.begin(job, Task::Collect)?;
+        let mut missing = self.stages.len();
+        while missing > 0 {
+            match self.next_event()? {
+                Event::Weights {
+                    worker,
+                    weights: stage_weights,
+                    states: stage_states,
+                } => {
+                    let program = &stage::of_worker(&self.stages, worker).program;
+                    for (&parameter, tensor) in program.weights().iter().zip(stage_weights) {
+                        weights[parameter] = tensor;
+                    }
+                    for (&state, tensor) in program.states().iter().zip(stage_states) {
+                        states[state] = tensor;
+                    }
+                    missing -= 1;
                 }
-            };
-            for (&parameter, tensor) in stage.program.weights().iter().zip(stage_weights) {
-                weights[parameter] = tensor;
-            }
-            for (&state, tensor) in stage.program.states().iter().zip(stage_states) {
-                states[state] = tensor;
+                Event::Failed { worker, error } => return Err(self.failure(worker, error)),
+                Event::Loss { .. } | Event::Output { .. } | Event::Done { .. } => {}
             }
         }
         Ok((weights, states))
     }
 
-    /// Lets the workers go and waits for them.
+    /// Lets the workers go and waits for those of this process.
     pub fn dismiss(self, failed: bool) {
         if failed {
             self.abort.abort();
         }
-        drop(self.commands);
-        for thread in self.threads {
-            // A panic inside was caught and reported by the worker itself.
-            let _ = thread.join();
+        self.squad.dismiss();
+        if let Some(others) = self.others
+            && !failed
+        {
+            others.close();
         }
+    }
+
+    /// Gives every worker its part of a task.
+    fn begin(&mut self, job: &Job, task: Task) -> Result<(), RunError> {
+        if let Some(others) = &self.others {
+            for worker in (0..others.workers).filter(|&worker| worker != others.worker) {
+                others.post(worker, task.to_letter());
+            }
+        }
+        self.squad.begin(job, task).map(|_| ())
     }
 
     /// Hands events on until every worker has carried out its command.
@@ -339,12 +333,7 @@ impl Crew {
         match error {
             Some(error @ WorkerError::Diverged { .. }) => RunError::Diverged(error),
             Some(error) => {
-                let stage = self
-                    .stages
-                    .iter()
-                    .rev()
-                    .find(|s| s.first_worker <= worker)
-                    .expect("stage 0 begins with worker 0");
+                let stage = stage::of_worker(&self.stages, worker);
                 RunError::Worker {
                     worker,
                     stage: stage.index,
@@ -355,49 +344,6 @@ impl Crew {
             None => RunError::Model("internal error: a worker was aborted".into()),
         }
     }
-
-    fn order(&self, worker: usize, command: Command) {
-        // A worker that has gone has sent an event that says why; it is read next.
-        let _ = self.commands[worker].send(command);
-    }
-
-    fn load(&self, job: &Job, feed: Feed, granularity: usize) -> (Loader, Vec<Receiver<Delivery>>) {
-        let readers: Vec<Reader> = self
-            .stages
-            .iter()
-            .flat_map(|stage| {
-                (0..stage.shape.replicas).map(|replica| Reader {
-                    replicas: stage.shape.replicas,
-                    replica,
-                    input: !stage.graph_inputs.is_empty(),
-                    target: stage.loss_output.is_some(),
-                })
-            })
-            .collect();
-        // A plan may be deeper than an epoch is long.
-        let window = self
-            .in_flight()
-            .saturating_add(2)
-            .min(feed.minibatches().max(1));
-        Loader::start(feed, &readers, window, granularity, Arc::clone(&job.stop))
-    }
-
-    /// Most minibatches between their first forward and their last backward.
-    fn in_flight(&self) -> usize {
-        let of = |stage: &Stage| stage.shape.replicas.saturating_mul(stage.shape.depth);
-        self.stages.iter().map(of).max().unwrap_or(1)
-    }
-}
-
-/// The proved schedule of so many minibatches.
-fn schedule(stages: &[Stage], minibatches: usize) -> Result<Schedule, RunError> {
-    let shapes: Vec<_> = stages.iter().map(|stage| stage.shape).collect();
-    let schedule = Schedule::one_f_one_b(&shapes, &stage::links(stages), minibatches)
-        .map_err(|e| RunError::Plan(e.to_string()))?;
-    schedule
-        .check()
-        .map_err(|e| RunError::Plan(e.to_string()))?;
-    Ok(schedule)
 }
 
 /// Brings what replicas report back into the order of the minibatches.

@@ -3,6 +3,9 @@
 mod clock;
 mod crew;
 mod recruit;
+pub mod remote;
+mod squad;
+mod task;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +14,14 @@ use models::graph::Graph;
 use models::init;
 use models::tensor::Tensor;
 
-use crate::data::loader::Feed;
 use crate::data::{DataError, Dataset, Minibatch};
 use crate::error::RunError;
 use crate::learning_rate::Decay;
 use crate::stage::Stage;
 use crate::worker::{Report, Settings};
 use crew::Crew;
+
+pub use task::Task;
 
 /// Minibatches in an epoch of made-up data.
 const SYNTHETIC_EPOCH: usize = 100;
@@ -166,8 +170,24 @@ impl Outcome {
 /// # Errors
 /// When a worker fails, the loss is not finite, or the observer cannot record.
 pub fn train(job: &Job, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
+    lead(job, Crew::start(job)?, observer)
+}
+
+/// As [`train`], with worker 0 in this process and every other one in a process of its own, which
+/// [`remote::serve`]s.
+///
+/// # Errors
+/// As [`train`]. After an error the other processes still wait: end them.
+pub fn train_over(
+    job: &Job,
+    link: remote::Link,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    lead(job, Crew::start_over(job, link)?, observer)
+}
+
+fn lead(job: &Job, mut crew: Crew, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
     let per_epoch = job.minibatches_per_epoch()?;
-    let mut crew = Crew::start(job)?;
     let result = run(job, per_epoch, &mut crew, observer);
     // A failed run is aborted first: its workers may wait for each other.
     crew.dismiss(result.is_err());
@@ -192,21 +212,7 @@ fn run(
             break;
         }
         observer.begin_epoch(epoch, minibatches);
-        let feed = match &job.material {
-            Material::Dataset(dataset) => {
-                let mut order = dataset.train.order(job.settings.seed, epoch as u64);
-                order.truncate(minibatches * job.settings.batch_size);
-                Feed::Rows {
-                    samples: dataset.train.clone(),
-                    order,
-                }
-            }
-            Material::Synthetic(pool) => Feed::Repeat {
-                pool: Arc::clone(pool),
-                minibatches,
-            },
-        };
-        let trained = crew.train_epoch(job, feed, number, step, epoch, observer)?;
+        let trained = crew.train_epoch(job, minibatches, number, step, epoch, observer)?;
         number += minibatches as u64;
         step += trained.minibatches;
         let mut row = Epoch {
@@ -217,19 +223,19 @@ fn run(
             test_accuracy: None,
             wall_s: trained.wall.as_secs_f64(),
         };
-        crew.average_states()?;
-        if let Material::Dataset(dataset) = &job.material
-            && !dataset.test.is_empty()
+        crew.average_states(job)?;
+        if let Some(feed) = job.held_out_feed()
+            && let Material::Dataset(dataset) = &job.material
             && !job.stopped()
         {
-            let feed = Feed::all(&dataset.test);
-            let minibatches = feed.minibatches() as u64;
-            if let Some(judged) = crew.evaluate(job, feed, number, job.keep_outputs)? {
+            let (samples, minibatches) = (dataset.test.len(), feed.minibatches());
+            let keep = job.keep_outputs;
+            if let Some(judged) = crew.evaluate(job, samples, minibatches, number, keep)? {
                 row.test_loss = Some(judged.loss);
                 row.test_accuracy = Some(judged.accuracy);
                 outputs = judged.outputs;
             }
-            number += minibatches;
+            number += minibatches as u64;
         }
         if trained.minibatches > 0 {
             observer.epoch(&row)?;
@@ -295,10 +301,14 @@ impl Job {
             .map(|(parameter, _)| parameter.name.as_str())
     }
 
+    /// Workers of all stages.
+    pub fn workers(&self) -> usize {
+        self.stages.iter().map(|s| s.shape.replicas).sum()
+    }
+
     /// Cores that all workers together own.
     pub fn cores_wanted(&self) -> usize {
-        let workers: usize = self.stages.iter().map(|s| s.shape.replicas).sum();
-        workers * self.threads
+        self.workers() * self.threads
     }
 
     fn stopped(&self) -> bool {

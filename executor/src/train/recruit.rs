@@ -12,7 +12,7 @@ use models::tensor::Tensor;
 use super::{Job, cores_here};
 use crate::affinity;
 use crate::stage::Stage;
-use crate::transport::LocalTransport;
+use crate::transport::Transport;
 use crate::worker::versions::VersionStore;
 use crate::worker::{Command, Event, Settings, Worker, WorkerError};
 
@@ -22,7 +22,7 @@ pub struct Recruit {
     stage: usize,
     replica: usize,
     stages: Arc<[Stage]>,
-    transport: LocalTransport,
+    transport: Box<dyn Transport>,
     weights: Vec<Tensor>,
     states: Vec<Tensor>,
     settings: Settings,
@@ -39,7 +39,7 @@ impl Recruit {
         job: &Job,
         stage: &Stage,
         replica: usize,
-        transport: LocalTransport,
+        transport: Box<dyn Transport>,
         gauge: Arc<AtomicU64>,
         events: Sender<Event>,
     ) -> Self {
@@ -88,7 +88,7 @@ impl Recruit {
             stages: self.stages,
             stage: self.stage,
             replica: self.replica,
-            transport: Box::new(self.transport),
+            transport: self.transport,
             versions: VersionStore::new(weights, self.settings.weight_stashing),
             states,
             optimizer_state: OptimizerState::default(),

@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use models::tensor::Tensor;
 
-use super::{Group, Message, Tag, Traffic, Transport, TransportError, message_bytes};
+use super::ring::SumOrder;
+use super::waited::Waited;
+use super::{
+    AbortHandle, Group, Message, Tag, Traffic, Transport, TransportError, message_bytes, ring_bytes,
+};
 
 /// Makes the connected ends for `workers` workers, and a handle that aborts them all.
 pub fn local(workers: usize) -> (Vec<LocalTransport>, AbortHandle) {
@@ -23,22 +26,12 @@ pub fn local(workers: usize) -> (Vec<LocalTransport>, AbortHandle) {
             traffic: Traffic::default(),
         })
         .collect();
-    (ends, AbortHandle(shared))
-}
-
-/// Ends every wait of every worker with [`TransportError::Aborted`].
-#[derive(Clone, Debug)]
-pub struct AbortHandle(Arc<Shared>);
-
-impl AbortHandle {
-    /// Aborts. Waits that begin later end at once.
-    pub fn abort(&self) {
-        self.0.aborted.store(true, Ordering::SeqCst);
-        for inbox in &self.0.inboxes {
-            inbox.wake();
-        }
-        self.0.rounds.wake();
-    }
+    let abort = AbortHandle::new(move || {
+        shared.aborted.store(true, Ordering::SeqCst);
+        shared.inboxes.iter().for_each(Waited::wake);
+        shared.rounds.wake();
+    });
+    (ends, abort)
 }
 
 /// One worker's end of the in-process transport.
@@ -58,54 +51,6 @@ struct Shared {
     aborted: AtomicBool,
 }
 
-/// A value that threads wait on.
-#[derive(Debug, Default)]
-struct Waited<T> {
-    value: Mutex<T>,
-    changed: Condvar,
-}
-
-impl<T> Waited<T> {
-    fn lock(&self) -> MutexGuard<'_, T> {
-        // A worker that panicked aborts the run; what it left behind is not used for anything.
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the lock first, so that nobody is between looking and waiting.
-    fn wake(&self) {
-        drop(self.lock());
-        self.changed.notify_all();
-    }
-
-    /// Waits until `ready` gives something.
-    fn wait<R>(
-        &self,
-        aborted: &AtomicBool,
-        traffic: &mut Traffic,
-        mut ready: impl FnMut(&mut T) -> Option<R>,
-    ) -> Result<R, TransportError> {
-        let mut guard = self.lock();
-        if let Some(result) = ready(&mut guard) {
-            return Ok(result);
-        }
-        let begin = Instant::now();
-        let result = loop {
-            if aborted.load(Ordering::SeqCst) {
-                break Err(TransportError::Aborted);
-            }
-            guard = self
-                .changed
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
-            if let Some(result) = ready(&mut guard) {
-                break Ok(result);
-            }
-        };
-        traffic.waited += begin.elapsed();
-        result
-    }
-}
-
 /// An all-reduce under way.
 #[derive(Debug, Default)]
 struct Round {
@@ -117,24 +62,38 @@ struct Round {
     taken: usize,
 }
 
-/// The contributions in the order of the workers and their means, made by whoever needs one first.
+/// What the workers gave and their means, made by whoever needs one first.
 #[derive(Debug)]
 struct Reduction {
-    /// For each tensor what the workers gave, until its mean is made.
-    parts: Vec<Mutex<Vec<Tensor>>>,
+    /// For each tensor what each worker gave, with its place, until the mean is made.
+    parts: Vec<Mutex<Vec<(usize, Tensor)>>>,
+    /// Place of each tensor's first element among the elements of all tensors.
+    offsets: Vec<usize>,
+    order: SumOrder,
     means: Vec<OnceLock<Tensor>>,
 }
 
 impl Reduction {
     fn new(mut given: HashMap<usize, Option<Vec<Tensor>>>, replicas: usize) -> Self {
-        let mut parts: Vec<Vec<Tensor>> = Vec::new();
-        for tensors in (0..replicas).filter_map(|place| given.remove(&place).flatten()) {
+        let mut parts: Vec<Vec<(usize, Tensor)>> = Vec::new();
+        for place in 0..replicas {
+            let Some(tensors) = given.remove(&place).flatten() else {
+                continue;
+            };
             parts.resize_with(tensors.len(), Vec::new);
             for (part, tensor) in parts.iter_mut().zip(tensors) {
-                part.push(tensor);
+                part.push((place, tensor));
             }
         }
+        let mut elements = 0;
+        let offsets = parts.iter().map(|part| {
+            let offset = elements;
+            elements += part[0].1.len();
+            offset
+        });
         Reduction {
+            offsets: offsets.collect(),
+            order: SumOrder { replicas, elements },
             means: parts.iter().map(|_| OnceLock::new()).collect(),
             parts: parts.into_iter().map(Mutex::new).collect(),
         }
@@ -149,7 +108,8 @@ impl Reduction {
                 let mut parts = self.parts[index]
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner);
-                mean(std::mem::take(&mut parts))
+                self.order
+                    .mean(std::mem::take(&mut parts), self.offsets[index])
             });
         }
         self.means
@@ -159,35 +119,14 @@ impl Reduction {
     }
 }
 
-/// Mean of at least one tensor, in the memory of the first when nobody else holds it.
-fn mean(parts: Vec<Tensor>) -> Tensor {
-    let count = parts.len();
-    let mut parts = parts.into_iter();
-    let mut sum = parts.next().expect("a mean is over at least one worker");
-    if !sum.is_unique() {
-        sum = Tensor::from_f32(sum.shape(), sum.f32s());
-    }
-    let totals = sum.f32s_mut().expect("it was copied when shared");
-    for part in parts {
-        for (total, &value) in totals.iter_mut().zip(part.f32s()) {
-            *total += value;
-        }
-    }
-    if count > 1 {
-        let share = 1.0 / count as f32;
-        totals.iter_mut().for_each(|total| *total *= share);
-    }
-    sum
-}
-
 impl Transport for LocalTransport {
     fn send(&mut self, to: usize, tag: Tag, message: Message) {
         if let Message::Tensors(tensors) = &message {
             self.traffic.bytes_sent += message_bytes(tensors);
         }
-        let inbox = &self.shared.inboxes[to];
-        inbox.lock().insert((self.worker, tag), message);
-        inbox.changed.notify_all();
+        self.shared.inboxes[to].change(|inbox| {
+            inbox.insert((self.worker, tag), message);
+        });
     }
 
     fn receive(&mut self, from: usize, tag: Tag) -> Result<Message, TransportError> {
@@ -202,18 +141,17 @@ impl Transport for LocalTransport {
     fn all_reduce_begin(&mut self, group: &Group, round: u64, tensors: Option<Vec<Tensor>>) {
         let replicas = group.replicas;
         if let Some(tensors) = &tensors {
-            let bytes: u64 = tensors.iter().map(|t| t.bytes() as u64).sum();
-            // What a ring moves per worker; here the memory is shared and nothing moves.
-            self.traffic.bytes_sent += 2 * (replicas as u64 - 1) * bytes / replicas as u64;
+            // What it would move between machines; here the memory is shared and nothing moves.
+            self.traffic.bytes_sent += ring_bytes(tensors, replicas);
         }
-        let mut rounds = self.shared.rounds.lock();
-        let entry = rounds.entry((group.first, round)).or_default();
-        entry.given.insert(self.worker - group.first, tensors);
-        if entry.given.len() == replicas {
-            let given = std::mem::take(&mut entry.given);
-            entry.complete = Some(Arc::new(Reduction::new(given, replicas)));
-            self.shared.rounds.changed.notify_all();
-        }
+        self.shared.rounds.change(|rounds| {
+            let entry = rounds.entry((group.first, round)).or_default();
+            entry.given.insert(self.worker - group.first, tensors);
+            if entry.given.len() == replicas {
+                let given = std::mem::take(&mut entry.given);
+                entry.complete = Some(Arc::new(Reduction::new(given, replicas)));
+            }
+        });
     }
 
     fn all_reduce_wait(

@@ -4,13 +4,31 @@
 //! (without waiting) and later completes. That is what non-blocking sends, receives and a progress loop
 //! of a message-passing library offer as well, so a schedule runs unchanged over any transport.
 
-mod local;
+//!
+//! [`local`] connects threads of one process. Between processes, an [`Exchange`] keeps what one process
+//! has to say to the others, in frames of bounded size; whoever can carry a frame from one process to
+//! another is its carrier: MPI (feature `mpi`), or a test.
 
+pub mod exchange;
+mod frame;
+mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+mod remote;
+mod ring;
+mod waited;
+
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use models::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
-pub use local::{AbortHandle, LocalTransport, local};
+pub use exchange::Exchange;
+pub use frame::Letter;
+pub use local::{LocalTransport, local};
+pub use remote::{Endpoint, RemoteTransport};
 
 /// What a message is about. Together with sender and minibatch it identifies the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +67,7 @@ pub struct Group {
 }
 
 /// What a worker's communication amounted to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Bytes this worker sent: activations, gradients, and its part of every all-reduce.
     pub bytes_sent: u64,
@@ -78,8 +96,8 @@ pub trait Transport: Send {
 
     /// Begins to sum tensors over the workers of `group`; never waits. `None` takes part with nothing.
     ///
-    /// `round` is never used twice by the group in a run. The sum is taken in the order of the workers,
-    /// so all of them get the same bits, run after run.
+    /// `round` is never used twice by the group in a run. The order of the sum is fixed and the same over every
+    /// transport, so all workers get the same bits, run after run.
     fn all_reduce_begin(&mut self, group: &Group, round: u64, tensors: Option<Vec<Tensor>>);
 
     /// Waits until every worker of the group has begun, and gives the sums divided by the number of
@@ -105,4 +123,31 @@ pub fn message_bytes(tensors: &[Option<Tensor>]) -> u64 {
         }
     }
     bytes
+}
+
+/// Bytes that each worker of a ring sends to sum these tensors over `replicas` workers.
+fn ring_bytes(tensors: &[Tensor], replicas: usize) -> u64 {
+    let bytes: u64 = tensors.iter().map(|t| t.bytes() as u64).sum();
+    2 * (replicas as u64 - 1) * bytes / replicas as u64
+}
+
+/// Ends every wait of every worker it reaches with [`TransportError::Aborted`].
+#[derive(Clone)]
+pub struct AbortHandle(Arc<dyn Fn() + Send + Sync>);
+
+impl AbortHandle {
+    fn new(abort: impl Fn() + Send + Sync + 'static) -> Self {
+        AbortHandle(Arc::new(abort))
+    }
+
+    /// Aborts. Waits that begin later end at once.
+    pub fn abort(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for AbortHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AbortHandle")
+    }
 }

@@ -16,6 +16,7 @@ use models::ops::Context;
 use models::optimizer::{Optimizer, OptimizerState};
 use models::tensor::Tensor;
 use planner::schedule::Schedule;
+use serde::{Deserialize, Serialize};
 
 use crate::data::loader::Delivery;
 use crate::learning_rate::LearningRate;
@@ -118,7 +119,7 @@ pub enum Event {
 }
 
 /// A worker's account of itself.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Time at work during the last command: neither waiting for other workers nor for data.
     pub busy: Duration,
@@ -149,6 +150,9 @@ pub enum WorkerError {
     /// A fault of this program.
     #[error("internal error: {0}")]
     Panic(String),
+    /// It happened in another process, which says so.
+    #[error("{0}")]
+    Elsewhere(String),
     /// Another worker failed first.
     #[error(transparent)]
     Transport(#[from] TransportError),
