@@ -63,6 +63,12 @@ node-tests: setup ## the onnx package's backend node tests (from pip) against ou
 		|| { echo "skipped: the onnx package cannot be had from pip" >&2; exit 0; }; \
 		.venv/bin/python tools/node_tests $(BIN)/examples/node
 
+.PHONY: mpi-test
+mpi-test: setup ## runs over MPI on this machine against runs in one process; installs Open MPI and libclang where apt can
+	@command -v mpirun >/dev/null && command -v mpicc >/dev/null && ls /usr/lib/llvm-*/lib/libclang.so* >/dev/null 2>&1 \
+		|| { echo "installing Open MPI and libclang" >&2; apt-get update -qq && apt-get install -y -qq openmpi-bin libopenmpi-dev libclang-dev; }
+	cargo test --locked --package executor --features mpi --test mpi
+
 .PHONY: predict
 predict: build ## predicted against measured throughput on two one-core workers, about ten minutes
 	@python3 tools/prediction $(BIN)

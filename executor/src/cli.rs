@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::data::DataOptions;
 use crate::job::{Baseline, Options};
+use crate::launch::Host;
 use crate::learning_rate::Decay;
 use clap::{Args, Parser, ValueEnum};
 use models::graph::parse_dimension;
@@ -79,6 +80,11 @@ pub struct Cli {
     /// Cores per worker [default: the plan's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+
+    /// Machines to run on and how many workers each takes, by Open MPI's mpirun: every machine has the same
+    /// files in the same places, and dp-run-worker beside dp-run
+    #[arg(long, value_name = "HOST[:N],…", value_delimiter = ',')]
+    pub hosts: Vec<Host>,
 
     /// Do not keep each worker on cores of its own, as is done on Linux where there are enough
     #[arg(long)]

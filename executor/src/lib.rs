@@ -11,6 +11,7 @@ pub mod cli;
 pub mod data;
 pub mod error;
 pub mod job;
+pub mod launch;
 pub mod learning_rate;
 pub mod program;
 pub mod progress;
