@@ -1,8 +1,11 @@
 //! BatchNormalization: with the minibatch's statistics in training, with the running ones in inference.
 
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
-use crate::device::params::Axis;
+use crate::device::params::{Axis, Binary, Unary};
 use crate::tensor::Tensor;
+
+/// The output that holds the running variance.
+const VARIANCE: usize = 2;
 
 #[derive(Debug)]
 struct BatchNorm {
@@ -18,8 +21,9 @@ struct BatchNorm {
 ///
 /// A node is in training form when it says `training_mode` (since opset 14) or names more than one
 /// output (before); it then gives Y and both running statistics, which blend by
-/// `momentum * old + (1 - momentum) * new` with the biased variance, as ONNX defines them (PyTorch's
-/// running variance is the unbiased one). Before opset 14 the mean and the inverse deviation of the
+/// `momentum * old + (1 - momentum) * new`. As outputs they hold the biased variance, as ONNX defines them;
+/// the running variance that training keeps holds the unbiased one, as PyTorch's does, so that a model goes
+/// on as in the framework it came from. Before opset 14 the mean and the inverse deviation of the
 /// minibatch may follow.
 pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
     spec.allow(&["epsilon", "momentum", "spatial", "training_mode"])?;
@@ -108,6 +112,20 @@ impl Operator for BatchNorm {
         } else {
             &[]
         }
+    }
+
+    /// The running variance with the minibatch's unbiased variance in it: `m old + (1 - m) n / (n - 1) biased`,
+    /// where the output is `m old + (1 - m) biased`.
+    fn kept_state(&self, cx: &Context<'_>, output: usize, value: Tensor, old: &Tensor) -> Tensor {
+        let count = self.axis.outer * self.axis.inner;
+        if output != VARIANCE || !cx.training || count < 2 {
+            return value;
+        }
+        let share = 1.0 / (count - 1) as f32;
+        let excess = Unary::Scale(self.momentum * share);
+        let excess = cx.device.unary(excess, old.clone());
+        let raised = cx.device.unary(Unary::Scale(1.0 + share), value);
+        cx.device.binary(Binary::Sub, raised, excess)
     }
 
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {

@@ -332,6 +332,18 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         &[]
     }
 
+    /// What a training forward keeps in place of the `old` value of a running statistic, given the output that
+    /// [`Self::state_updates`] names.
+    fn kept_state(
+        &self,
+        _cx: &Context<'_>,
+        _output: usize,
+        value: Tensor,
+        _old: &Tensor,
+    ) -> Tensor {
+        value
+    }
+
     /// Runs forward. `inputs` are as the node lists them; an omitted optional input is `None`.
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward;
 

@@ -225,7 +225,9 @@ impl Program {
             let forward = step.op.forward(cx, arguments);
             if stash.is_some() {
                 for &(output, state) in &step.updates {
-                    updates.push((state, forward.outputs[output].clone()));
+                    let blended = forward.outputs[output].clone();
+                    let kept = step.op.kept_state(cx, output, blended, &states[state]);
+                    updates.push((state, kept));
                 }
                 saved.outputs = (0..forward.outputs.len())
                     .map(|o| {

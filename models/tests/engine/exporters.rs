@@ -280,6 +280,31 @@ fn batch_norm_trains_on_request_and_its_absence_is_remarked_on() {
     assert_eq!(remarks, [Remark::FoldedBatchNorm { convolutions: 1 }]);
 }
 
+#[test]
+fn the_running_variance_is_unbiased_as_in_pytorch() {
+    let train = BuildOptions {
+        train_batch_norm: true,
+        ..BuildOptions::default()
+    };
+    let graph = Graph::build(&open(&norm_with_merged_statistics()), &train).unwrap();
+    let device = cpu();
+    let program = graph.program(&[0], graph.outputs());
+    let weights: Vec<Tensor> = graph
+        .parameters()
+        .iter()
+        .map(|p| p.tensor.clone())
+        .collect();
+    let mut states: Vec<Tensor> = graph.states().iter().map(|s| s.tensor.clone()).collect();
+    let x = || Tensor::from_f32(&[2, 3], [1.0, 2.0, 3.0, 3.0, 2.0, 7.0]);
+    program.forward(&context(&*device, true), vec![x()], &weights, &mut states);
+    // torch.nn.BatchNorm1d(3) after one step: variances 2, 0 and 8, blended with 1 by momentum 0.1.
+    assert_close("mean", states[0].f32s(), &[0.2, 0.2, 0.5], 1e-6);
+    assert_close("variance", states[1].f32s(), &[1.1, 0.9, 1.7], 1e-6);
+    let kept = states.clone();
+    program.forward(&context(&*device, false), vec![x()], &weights, &mut states);
+    assert_eq!(states[1].f32s(), kept[1].f32s());
+}
+
 /// `scaled(x, w; alpha = 2) = LeakyRelu(x, alpha) w`, over two levels of functions.
 fn functions() -> Vec<FunctionProto> {
     let imports = || {
