@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use crate::data::DataOptions;
 use crate::job::{Baseline, Options};
 use crate::launch::Host;
-use crate::learning_rate::Decay;
+use crate::learning_rate::{Course, Decay};
 use clap::{Args, Parser, ValueEnum};
 use models::graph::parse_dimension;
 use models::init::Init;
-use models::loss::Loss;
+use models::loss::{Classes, Loss};
 use models::optimizer::Optimizer;
 
 /// Train a model as its plan says: pipeline stages, replicas, weight versions.
@@ -103,9 +103,15 @@ pub struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// Samples: .npz with x and y (or x_train, y_train, x_test, y_test), .npy or IDX, gzipped or not
+    /// Samples: .npz with x and y (or x_train, y_train, x_test, y_test; for a model with several inputs one array of
+    /// each name), .npy or IDX, gzipped or not. Tokens, to learn the next one of: text:FILE by its characters, .bin of
+    /// 16-bit numbers, or .npy with one axis
     #[arg(long, value_name = "FILE", required_unless_present = "synthetic")]
     pub data: Option<PathBuf>,
+
+    /// Tokens of a sample, as a check: the model says how many it reads
+    #[arg(long, value_name = "N", requires = "data", value_parser = clap::value_parser!(u32).range(1..))]
+    pub seq: Option<u32>,
 
     /// Labels, when --data holds one array (.npy, IDX)
     #[arg(long, value_name = "FILE", requires = "data")]
@@ -150,13 +156,34 @@ pub struct DataArgs {
 pub struct TrainingArgs {
     /// Learning rate at the first stage's global batch (its replicas times the batch size); the other
     /// stages' is scaled by their replicas over the first one's [default: 0.02 for sgd, 0.001
-    /// for adam, next to nothing with --synthetic]
+    /// for adam and adamw, next to nothing with --synthetic]
     #[arg(long, value_name = "RATE", value_parser = positive)]
     pub lr: Option<f32>,
 
-    /// How the rate changes over the run
+    /// How the rate changes over the run, behind the warm-up
     #[arg(long, value_enum, default_value_t = DecayName::None)]
     pub lr_decay: DecayName,
+
+    /// Minibatches over which the rate rises to its full value
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub lr_warmup: usize,
+
+    /// What cosine and linear decay end at, as a share of the full rate
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    pub lr_min: f32,
+
+    /// Minibatches between two steps of --lr-decay step
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
+    pub lr_step: usize,
+
+    /// Factor of each step of --lr-decay step
+    #[arg(long, value_name = "FACTOR", default_value_t = 0.1, value_parser = positive)]
+    pub lr_gamma: f32,
+
+    /// Scale gradients down to this norm where it is larger, each stage's by itself: stages step at different times,
+    /// and waiting for all of them would stop the pipeline
+    #[arg(long, value_name = "NORM", value_parser = positive)]
+    pub clip_norm: Option<f32>,
 
     /// Use --lr as it is in every stage
     #[arg(long)]
@@ -174,9 +201,21 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = not_negative)]
     pub weight_decay: f32,
 
+    /// Decay of the mean and of the mean squared gradient of adam and adamw
+    #[arg(long, value_name = "BETA1,BETA2", default_value = "0.9,0.999", value_parser = betas)]
+    pub betas: (f32, f32),
+
     /// What is minimised
     #[arg(long, value_enum, default_value_t = LossName::CrossEntropy)]
     pub loss: LossName,
+
+    /// Axis of the classes in the model's output [default: the last of three, else 1]
+    #[arg(long, value_name = "AXIS", value_parser = at_least_one)]
+    pub class_axis: Option<usize>,
+
+    /// Label that does not count, such as -100 for padding
+    #[arg(long, value_name = "LABEL", allow_hyphen_values = true)]
+    pub ignore_index: Option<i64>,
 
     /// Train Dropout and BatchNormalization nodes also where they were exported for inference
     #[arg(long)]
@@ -220,6 +259,8 @@ pub enum OptimizerName {
     Sgd,
     /// Adam
     Adam,
+    /// Adam whose weight decay acts on the weights themselves
+    Adamw,
 }
 
 /// `--lr-decay`.
@@ -227,8 +268,12 @@ pub enum OptimizerName {
 pub enum DecayName {
     /// It stays as it is
     None,
-    /// Along half a cosine wave to 0 at the end of the run
+    /// Along half a cosine wave to --lr-min at the end of the run
     Cosine,
+    /// In a straight line to --lr-min at the end of the run
+    Linear,
+    /// Times --lr-gamma every --lr-step minibatches
+    Step,
 }
 
 /// `--bn`.
@@ -273,7 +318,10 @@ impl Cli {
             }),
             data: self.data.options(training.seed),
             loss: match training.loss {
-                LossName::CrossEntropy => Loss::CrossEntropy,
+                LossName::CrossEntropy => Loss::CrossEntropy(Classes {
+                    axis: training.class_axis,
+                    ignore: training.ignore_index,
+                }),
                 LossName::Mse => Loss::Mse,
             },
             optimizer: training.optimizer(),
@@ -281,12 +329,22 @@ impl Cli {
                 // There is nothing to learn, and no step may spoil the numbers.
                 _ if self.data.synthetic => 1e-6,
                 OptimizerName::Sgd => 0.02,
-                OptimizerName::Adam => 0.001,
+                OptimizerName::Adam | OptimizerName::Adamw => 0.001,
             }),
-            decay: match training.lr_decay {
-                DecayName::None => Decay::None,
-                DecayName::Cosine => Decay::Cosine,
+            course: Course {
+                warm_up: training.lr_warmup,
+                decay: match training.lr_decay {
+                    DecayName::None => Decay::None,
+                    DecayName::Cosine => Decay::Cosine,
+                    DecayName::Linear => Decay::Linear,
+                    DecayName::Step => Decay::Step {
+                        every: training.lr_step,
+                        factor: training.lr_gamma,
+                    },
+                },
+                least: training.lr_min,
             },
+            clip_norm: training.clip_norm,
             scale_learning_rate: !training.no_lr_scaling,
             weight_stashing: !training.no_weight_stashing,
             training_form: training.training_form,
@@ -330,6 +388,7 @@ impl DataArgs {
             x_test_name: self.x_test_name.clone(),
             y_test_name: self.y_test_name.clone(),
             test_fraction: self.test_fraction,
+            seq: self.seq.map(|n| n as usize),
             seed,
         })
     }
@@ -343,12 +402,12 @@ impl TrainingArgs {
                 weight_decay: self.weight_decay,
                 nesterov: false,
             },
-            OptimizerName::Adam => Optimizer::Adam {
-                beta1: 0.9,
-                beta2: 0.999,
+            OptimizerName::Adam | OptimizerName::Adamw => Optimizer::Adam {
+                beta1: self.betas.0,
+                beta2: self.betas.1,
                 eps: 1e-8,
                 weight_decay: self.weight_decay,
-                decoupled: false,
+                decoupled: self.optimizer == OptimizerName::Adamw,
             },
         }
     }
@@ -363,6 +422,25 @@ fn number<T: std::str::FromStr + PartialOrd>(
         .ok()
         .filter(accept)
         .ok_or_else(|| format!("expected {expected}"))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    number(text, |&n: &usize| n > 0, "a number of at least 1")
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    number(
+        text,
+        |v: &f32| (0.0..=1.0).contains(v),
+        "a share from 0 to 1",
+    )
+}
+
+fn betas(text: &str) -> Result<(f32, f32), String> {
+    let (first, second) = text
+        .split_once(',')
+        .ok_or("expected two numbers, such as 0.9,0.999")?;
+    Ok((momentum(first.trim())?, momentum(second.trim())?))
 }
 
 fn positive(text: &str) -> Result<f32, String> {

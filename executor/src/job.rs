@@ -16,9 +16,9 @@ use planner::Plan;
 use planner::schedule::{ScheduleKind, StageShape};
 
 use crate::data::shuffle::below;
-use crate::data::{self, DataOptions, Minibatch, Signature};
+use crate::data::{self, DataOptions, Input, Minibatch, Signature};
 use crate::error::RunError;
-use crate::learning_rate::Decay;
+use crate::learning_rate::Course;
 use crate::stage;
 use crate::train::{Job, Material};
 use crate::worker::Settings;
@@ -50,7 +50,9 @@ pub struct Options {
     /// Learning rate at the global batch of the first stage.
     pub learning_rate: f32,
     /// How it changes over the run.
-    pub decay: Decay,
+    pub course: Course,
+    /// Largest norm of the gradient of a stage; a larger one is scaled down to it.
+    pub clip_norm: Option<f32>,
     /// Whether the other stages' rates are scaled by their replicas over the first one's.
     pub scale_learning_rate: bool,
     /// Whether a backward reads the version its forward read.
@@ -152,9 +154,10 @@ pub fn prepare(
             loss: options.loss,
             optimizer: options.optimizer,
             weight_stashing: options.weight_stashing,
+            clip_norm: options.clip_norm,
         },
         learning_rate: options.learning_rate,
-        decay: options.decay,
+        course: options.course,
         scale_learning_rate: options.scale_learning_rate,
         weights,
         material,
@@ -253,23 +256,26 @@ fn placement(
 
 fn signature(graph: &Graph, loss: Loss) -> Result<Signature, RunError> {
     let values = graph.values();
-    let &[input] = graph.inputs() else {
-        let names: Vec<&str> = graph
-            .inputs()
-            .iter()
-            .map(|&v| values[v].name.as_str())
-            .collect();
+    let inputs: Vec<Input> = graph
+        .inputs()
+        .iter()
+        .map(|&input| Input {
+            name: values[input].name.clone(),
+            ty: values[input].ty.clone(),
+        })
+        .collect();
+    if inputs.is_empty() {
         return Err(RunError::Model(format!(
-            "{}: the model has {} inputs ({}); dp-run feeds models with one",
-            graph.path().display(),
-            names.len(),
-            names.join(", ")
+            "{}: the model reads no data",
+            graph.path().display()
         )));
-    };
+    }
+    let output = values[graph.training_output(loss).value].ty.clone();
+    loss.target(&output.shape)
+        .map_err(|e| RunError::Model(format!("{}: {e}", graph.path().display())))?;
     Ok(Signature {
-        input_name: values[input].name.clone(),
-        input: values[input].ty.clone(),
-        output: values[graph.training_output(loss).value].ty.clone(),
+        inputs,
+        output,
         loss,
     })
 }
@@ -281,27 +287,34 @@ fn synthetic(signature: &Signature, seed: u64) -> Vec<Minibatch> {
             let random = Stream::new(seed).named("synthetic").child(index);
             let floats =
                 |len: usize| -> Vec<f32> { (0..len as u64).map(|i| random.normal(i)).collect() };
-            let shape = &signature.input.shape;
-            let len = shape.iter().product();
-            let input = match signature.input.dtype {
-                // Token 0 exists in every vocabulary.
-                DType::I64 => Tensor::from_i64(shape, vec![0; len]),
-                _ => Tensor::from_f32(shape, floats(len)),
-            };
+            let inputs = signature.inputs.iter().map(|input| {
+                let shape = &input.ty.shape;
+                let len = shape.iter().product();
+                match input.ty.dtype {
+                    // Token 0 exists in every vocabulary, and what a mask has in all places is read.
+                    DType::I64 => Tensor::from_i64(shape, vec![0; len]),
+                    DType::Bool => Tensor::from_bool(shape, vec![true; len]),
+                    _ => Tensor::from_f32(shape, floats(len)),
+                }
+            });
             let output = &signature.output.shape;
-            let target = match signature.loss {
-                Loss::CrossEntropy => {
-                    let mut shape = output.clone();
-                    let classes = shape.remove(1);
+            let target = match (
+                signature.loss.target(output),
+                signature.loss.classes(output),
+            ) {
+                (Ok((_, shape)), Some(classes)) => {
                     let len: usize = shape.iter().product();
                     let labels: Vec<i64> = (0..len as u64)
                         .map(|i| below(classes, random.bits(i)) as i64)
                         .collect();
                     Tensor::from_i64(&shape, labels)
                 }
-                Loss::Mse => Tensor::from_f32(output, floats(output.iter().product())),
+                _ => Tensor::from_f32(output, floats(output.iter().product())),
             };
-            Minibatch { input, target }
+            Minibatch {
+                inputs: inputs.collect(),
+                target,
+            }
         })
         .collect()
 }

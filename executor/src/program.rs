@@ -77,6 +77,15 @@ impl Prepared {
     ) -> Result<bool, Box<dyn Error + Send + Sync>> {
         let Prepared { plan, model, job } = self;
         let recorder = Recorder::create(&cli.dir)?;
+        if let Material::Dataset(dataset) = &job.material
+            && let Some(vocabulary) = &dataset.vocabulary
+        {
+            record::save_vocabulary(&cli.dir, vocabulary)?;
+            let count = vocabulary.len();
+            let line =
+                format!("{count} different characters, in the order of their tokens in vocab.json");
+            console_line(cli, &line);
+        }
         let mut console = Console::new(recorder, job.epochs, plan.batch_size, cli.quiet);
         let begin = Instant::now();
         let outcome = train(job, &mut console);

@@ -117,10 +117,24 @@ impl Observer for Recorder {
 /// When it cannot be written.
 pub fn save_test(path: &Path, test: &Samples, outputs: &[Tensor]) -> Result<(), RunError> {
     let origin = path.display().to_string();
-    let (x, y) = test.arrays(&origin)?;
-    let output = array::stack(&origin, outputs)?;
-    let bytes = npy::write_archive(&[("x", &x), ("y", &y), ("output", &output)])?;
+    let mut arrays = test.arrays(&origin)?;
+    arrays.push(("output".to_owned(), array::stack(&origin, outputs)?));
+    let named: Vec<_> = arrays
+        .iter()
+        .map(|(name, array)| (name.as_str(), array))
+        .collect();
+    let bytes = npy::write_archive(&named)?;
     planner::file::write_atomically(path, &bytes).map_err(|e| output_error(path, e))
+}
+
+/// Writes the characters of a text in the order of their tokens as `vocab.json`, a list.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn save_vocabulary(dir: &Path, vocabulary: &[char]) -> Result<(), RunError> {
+    let path = dir.join("vocab.json");
+    let text = serde_json::to_string_pretty(vocabulary).map_err(|e| output_error(&path, e))?;
+    planner::file::write_atomically(&path, text.as_bytes()).map_err(|e| output_error(&path, e))
 }
 
 fn output_error(path: &Path, reason: impl ToString) -> RunError {

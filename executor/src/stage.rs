@@ -31,8 +31,8 @@ pub struct Stage {
     pub first_worker: usize,
     /// The layers as one unit that runs forward and backward.
     pub program: Program,
-    /// Positions among the program's inputs that are the graph's own input.
-    pub graph_inputs: Vec<usize>,
+    /// Positions among the program's inputs of the graph's own inputs, and which of those it is.
+    pub graph_inputs: Vec<(usize, usize)>,
     /// What it gives to later stages.
     pub outgoing: Vec<Link>,
     /// What it takes from earlier stages.
@@ -105,7 +105,9 @@ pub fn cut(
         let mut incoming: Vec<Link> = Vec::new();
         for (position, &value) in program.inputs().iter().enumerate() {
             let Some(&(from, _)) = producer.get(&value) else {
-                graph_inputs.push(position);
+                let input = graph.inputs().iter().position(|&input| input == value);
+                let input = input.expect("what no stage makes is an input of the graph");
+                graph_inputs.push((position, input));
                 continue;
             };
             if from >= index {

@@ -120,7 +120,7 @@ fn a_run_leaves_its_metrics_and_a_trained_model() {
     let array = |name| npy::read_from_archive("test.npz", &test, name).unwrap();
     assert_eq!(array("x").shape, [270, 1, 8, 8]);
     let (y, output) = (array("y"), array("output"));
-    let (Elements::I64(labels), Elements::F32(logits)) = (y.elements, output.elements) else {
+    let (Elements::I64(labels), Elements::F32(logits)) = (&*y.elements, &*output.elements) else {
         panic!("labels are integers, outputs floats");
     };
     let right = labels

@@ -98,7 +98,7 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
             let weights = weights_of(s, &stages[s].versions[version]);
             let inputs = stage.program.inputs().iter();
             let inputs = inputs
-                .map(|value| values.get(value).unwrap_or(&data.input).clone())
+                .map(|value| values.get(value).unwrap_or(&data.inputs[0]).clone())
                 .collect();
             let states = &mut stages[s].states[m % replicas];
             let (outputs, stash) = stage.program.forward(&context, inputs, &weights, states);
@@ -143,18 +143,29 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
             simulated.summed += 1;
             if simulated.summed == stage.shape.replicas || m + 1 == minibatches {
                 let scale = stage.shape.replicas as f32 / job.stages[0].shape.replicas as f32;
-                // The cosine, at the round's first minibatch.
-                let share = (m + 1 - simulated.summed) as f32 / minibatches as f32;
-                let base = job.learning_rate * (1.0 + (std::f32::consts::PI * share).cos()) / 2.0;
+                // The warm-up, then the cosine, at the round's first minibatch.
+                let first = m + 1 - simulated.summed;
+                let warm_up = job.course.warm_up;
+                let risen = (first + 1) as f32 / warm_up.max(1) as f32;
+                let share = first.saturating_sub(warm_up) as f32 / (minibatches - warm_up) as f32;
+                let cosine = (1.0 + (std::f32::consts::PI * share).cos()) / 2.0;
+                let base = job.learning_rate * if first < warm_up { risen } else { cosine };
                 let rate = base * if job.scale_learning_rate { scale } else { 1.0 };
                 let mut next = simulated.versions.last().unwrap().clone();
+                let mean = |g: f32| f64::from(g / simulated.summed as f32);
+                let all = simulated.gradients.iter().flatten();
+                let norm = all.map(|&g| mean(g).powi(2)).sum::<f64>().sqrt() as f32;
+                let clip = job
+                    .settings
+                    .clip_norm
+                    .map_or(1.0, |most| (most / norm).min(1.0));
                 for ((weight, velocity), sum) in next
                     .iter_mut()
                     .zip(&mut simulated.velocity)
                     .zip(&mut simulated.gradients)
                 {
                     for ((w, v), g) in weight.iter_mut().zip(velocity).zip(sum) {
-                        *v = momentum * *v + *g / simulated.summed as f32;
+                        *v = momentum * *v + clip * *g / simulated.summed as f32;
                         *w -= rate * *v;
                         *g = 0.0;
                     }
@@ -232,6 +243,20 @@ fn batch_norm_and_dropout_follow_the_rule() {
         &[&[1], &[1, 1], &[2, 1], &[2, 1, 2]],
         21,
     );
+}
+
+#[test]
+fn warm_up_and_clipping_are_part_of_the_rule() {
+    let plan = plan(&lenet(), 16, &shapes(&[2, 1], 1));
+    let plain = job(&plan, &options(&mnist(), 23));
+    let mut clipped = options(&mnist(), 23);
+    clipped.clip_norm = Some(0.5);
+    clipped.course.warm_up = 5;
+    let job = job(&plan, &clipped);
+    let (losses, _) = run(&job);
+    assert_close(&losses, &simulate(&job, 23), "clipped");
+    // It makes a difference.
+    assert_ne!(losses, simulate(&plain, 23));
 }
 
 #[test]

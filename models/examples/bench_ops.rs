@@ -179,7 +179,7 @@ fn lenet5(device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error::Error>> 
     };
     let graph = Graph::build(&Model::open(path)?, &options)?;
     let layers: Vec<usize> = (0..graph.layers().len()).collect();
-    let program = graph.program(&layers, &[graph.training_output(Loss::CrossEntropy).value]);
+    let program = graph.program(&layers, &[graph.training_output(Loss::CROSS_ENTROPY).value]);
     let parameters = program
         .weights()
         .iter()
@@ -202,7 +202,7 @@ fn lenet5(device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error::Error>> 
             first_sample: 0,
         };
         let (outputs, stash) = program.forward(&cx, vec![images.clone()], &weights, &mut []);
-        let loss = Loss::CrossEntropy.forward_backward(&*device, &outputs[0], &labels);
+        let loss = Loss::CROSS_ENTROPY.forward_backward(&*device, &outputs[0], &labels);
         let grads = program
             .backward(&cx, stash, &weights, vec![Some(loss.gradient)])
             .weights;

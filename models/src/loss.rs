@@ -10,11 +10,28 @@ use crate::tensor::{DType, Tensor};
 /// A loss over a minibatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Cross-entropy of logits against class numbers, mean over all targets. It contains the softmax:
-    /// where a model ends in one, the loss attaches before it.
-    CrossEntropy,
+    /// Cross-entropy of logits against class numbers, mean over all targets that count. It contains the
+    /// softmax: where a model ends in one, the loss attaches before it.
+    CrossEntropy(Classes),
     /// Mean squared error over all elements.
     Mse,
+}
+
+/// Where the classes lie in a model's output, and which label does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Classes {
+    /// The axis of the classes; by [`Self::axis_of`] if none.
+    pub axis: Option<usize>,
+    /// Targets with this label are passed over.
+    pub ignore: Option<i64>,
+}
+
+impl Classes {
+    /// The axis of the classes: the last of three (`[batch, sequence, classes]`, as language models give
+    /// it), else axis 1 (`[batch, classes, ..]`).
+    pub fn axis_of(self, output: &[usize]) -> usize {
+        self.axis.unwrap_or(if output.len() == 3 { 2 } else { 1 })
+    }
 }
 
 /// A target that does not go with an output.
@@ -73,9 +90,39 @@ pub struct LossResult {
     pub gradient: Tensor,
     /// Targets whose class has the largest logit; 0 for [`Loss::Mse`].
     pub correct: usize,
+    /// Targets that count: what the mean is taken over.
+    pub targets: usize,
+}
+
+/// How an output was judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judgement {
+    /// Mean over the targets that count.
+    pub loss: f32,
+    /// Targets whose class has the largest logit; 0 for [`Loss::Mse`].
+    pub correct: usize,
+    /// Targets that count.
+    pub targets: usize,
 }
 
 impl Loss {
+    /// Cross-entropy over the usual axis, in which every label counts.
+    pub const CROSS_ENTROPY: Self = Loss::CrossEntropy(Classes {
+        axis: None,
+        ignore: None,
+    });
+
+    /// Axis of the classes in an output that has one.
+    fn axis(self, output: &[usize]) -> Option<usize> {
+        match self {
+            Loss::Mse => None,
+            Loss::CrossEntropy(classes) => {
+                let axis = classes.axis_of(output);
+                (output.len() > 1 && (1..output.len()).contains(&axis)).then_some(axis)
+            }
+        }
+    }
+
     /// Checks that targets go with an output; labels are checked one by one. Whoever feeds data does this
     /// once per data set or minibatch: a label out of range makes the loss NaN.
     pub fn check(self, output: &[usize], target: &Tensor) -> Result<(), LossError> {
@@ -90,10 +137,12 @@ impl Loss {
                 found: target.shape().to_vec(),
             });
         }
-        if self == Loss::CrossEntropy {
-            let classes = output[1];
+        if let (Loss::CrossEntropy(which), Some(axis)) = (self, self.axis(output)) {
+            let classes = output[axis];
             let inside = |label: &i64| usize::try_from(*label).is_ok_and(|l| l < classes);
-            if let Some(&label) = target.i64s().iter().find(|label| !inside(label)) {
+            let counts = |label: &&i64| which.ignore != Some(**label);
+            let mut labels = target.i64s().iter().filter(counts);
+            if let Some(&label) = labels.find(|label| !inside(label)) {
                 return Err(LossError::Label {
                     label,
                     classes,
@@ -104,21 +153,30 @@ impl Loss {
         Ok(())
     }
 
-    /// Type and shape of the targets for an output: `[batch, classes, ..]` needs int64 `[batch, ..]` in cross-entropy.
+    /// Type and shape of the targets for an output: in cross-entropy int64, in the output's shape without
+    /// the axis of the classes.
+    ///
+    /// # Errors
+    /// When the output has no such axis.
     pub fn target(self, output: &[usize]) -> Result<(DType, Vec<usize>), LossError> {
-        match self {
-            Loss::Mse => Ok((DType::F32, output.to_vec())),
-            Loss::CrossEntropy if output.len() < 2 => Err(LossError::Output {
+        match (self, self.axis(output)) {
+            (Loss::Mse, _) => Ok((DType::F32, output.to_vec())),
+            (Loss::CrossEntropy(classes), None) => Err(LossError::Output {
                 loss: self,
-                axes: 2,
+                axes: 1 + classes.axis.unwrap_or(1).max(1),
                 output: output.to_vec(),
             }),
-            Loss::CrossEntropy => {
+            (Loss::CrossEntropy(_), Some(axis)) => {
                 let mut shape = output.to_vec();
-                shape.remove(1);
+                shape.remove(axis);
                 Ok((DType::I64, shape))
             }
         }
+    }
+
+    /// Number of classes that an output of this shape tells apart; none where that has no meaning.
+    pub fn classes(self, output: &[usize]) -> Option<usize> {
+        self.axis(output).map(|axis| output[axis])
     }
 
     /// Loss and its gradient. The target must have passed [`Self::check`].
@@ -133,13 +191,18 @@ impl Loss {
             loss: result.loss,
             gradient: result.gradient.expect("a gradient that was asked for"),
             correct: result.correct,
+            targets: result.targets,
         }
     }
 
     /// Mean loss and number of correct targets.
-    pub fn evaluate(self, device: &dyn Device, output: &Tensor, target: &Tensor) -> (f32, usize) {
+    pub fn evaluate(self, device: &dyn Device, output: &Tensor, target: &Tensor) -> Judgement {
         let result = self.run(device, output, target, false);
-        (result.loss, result.correct)
+        Judgement {
+            loss: result.loss,
+            correct: result.correct,
+            targets: result.targets,
+        }
     }
 
     fn run(
@@ -150,8 +213,9 @@ impl Loss {
         gradient: bool,
     ) -> crate::device::LossOutput {
         match self {
-            Loss::CrossEntropy => {
-                device.cross_entropy(Axis::of(output.shape(), 1), output, target, gradient)
+            Loss::CrossEntropy(classes) => {
+                let axis = Axis::of(output.shape(), classes.axis_of(output.shape()));
+                device.cross_entropy(axis, output, target, classes.ignore, gradient)
             }
             Loss::Mse => device.mean_squared_error(output, target, gradient),
         }
@@ -161,7 +225,7 @@ impl Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Loss::CrossEntropy => "cross-entropy",
+            Loss::CrossEntropy(_) => "cross-entropy",
             Loss::Mse => "mse",
         })
     }
@@ -172,7 +236,7 @@ impl FromStr for Loss {
 
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
-            "cross-entropy" => Ok(Loss::CrossEntropy),
+            "cross-entropy" => Ok(Loss::CROSS_ENTROPY),
             "mse" => Ok(Loss::Mse),
             _ => Err(format!("no loss {name:?}; use cross-entropy or mse")),
         }

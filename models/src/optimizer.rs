@@ -1,7 +1,7 @@
 //! Optimizers, with the semantics of PyTorch's.
 
 use crate::device::Device;
-use crate::device::params::{AdamStep, SgdStep};
+use crate::device::params::{AdamStep, Binary, Reduction, SgdStep, Unary};
 use crate::tensor::Tensor;
 
 /// How a gradient changes a weight.
@@ -49,6 +49,25 @@ impl OptimizerState {
         let velocities = self.velocities.iter().flatten();
         velocities.chain(moments).map(Tensor::bytes).sum()
     }
+}
+
+/// Scales gradients down so that the root of the sum of all their squares is at most `largest`, as PyTorch's
+/// `clip_grad_norm_` does.
+pub fn clip_norm(device: &dyn Device, grads: Vec<Tensor>, largest: f32) -> Vec<Tensor> {
+    let square = |grad: &Tensor| {
+        let square = device.binary(Binary::Mul, grad.clone(), grad.clone());
+        let axes: Vec<usize> = (0..grad.shape().len()).collect();
+        let sum = device.reduce(Reduction::Sum, &square, &axes);
+        f64::from(device.download(&sum).f32s()[0])
+    };
+    let norm = grads.iter().map(square).sum::<f64>().sqrt();
+    let factor = f64::from(largest) / (norm + 1e-6);
+    // Not a number stays: whoever watches the loss sees it.
+    if factor >= 1.0 {
+        return grads;
+    }
+    let scale = |grad| device.unary(Unary::Scale(factor as f32), grad);
+    grads.into_iter().map(scale).collect()
 }
 
 impl Optimizer {

@@ -129,7 +129,7 @@ impl Cli {
             workers: self.workers as usize,
             budget: self.budget,
             loss: match self.loss {
-                LossName::CrossEntropy => Loss::CrossEntropy,
+                LossName::CrossEntropy => Loss::CROSS_ENTROPY,
                 LossName::Mse => Loss::Mse,
             },
             optimizer: match self.optimizer {

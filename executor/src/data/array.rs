@@ -1,5 +1,7 @@
 //! Arrays as they lie in a file: a shape over one of three element types.
 
+use std::sync::Arc;
+
 use models::tensor::{DType, Tensor};
 
 use super::DataError;
@@ -10,6 +12,8 @@ use super::DataError;
 pub enum Elements {
     /// Unsigned bytes, mostly images.
     U8(Vec<u8>),
+    /// Tokens.
+    U16(Vec<u16>),
     /// Floats; half and double precision are converted.
     F32(Vec<f32>),
     /// All other integers, and booleans.
@@ -17,9 +21,11 @@ pub enum Elements {
 }
 
 impl Elements {
-    fn len(&self) -> usize {
+    /// How many there are.
+    pub fn len(&self) -> usize {
         match self {
             Elements::U8(v) => v.len(),
+            Elements::U16(v) => v.len(),
             Elements::F32(v) => v.len(),
             Elements::I64(v) => v.len(),
         }
@@ -29,6 +35,7 @@ impl Elements {
     pub fn type_name(&self) -> &'static str {
         match self {
             Elements::U8(_) => "uint8",
+            Elements::U16(_) => "uint16",
             Elements::F32(_) => "float",
             Elements::I64(_) => "integer",
         }
@@ -42,8 +49,11 @@ pub struct Array {
     pub origin: String,
     /// Extent of each axis.
     pub shape: Vec<usize>,
-    /// Elements, as many as the shape says.
-    pub elements: Elements,
+    /// Elements, as many as the shape says, or those that windows lie in.
+    pub elements: Arc<Elements>,
+    /// Elements between the beginnings of neighbouring samples, and before the first one.
+    stride: usize,
+    offset: usize,
 }
 
 impl Array {
@@ -64,11 +74,42 @@ impl Array {
                 ),
             });
         }
+        let stride = shape[1..].iter().product();
         Ok(Array {
             origin,
             shape,
-            elements,
+            elements: Arc::new(elements),
+            stride,
+            offset: 0,
         })
+    }
+
+    /// Windows of `len` neighbouring elements: sample i begins at element `offset + i`. There are as many as begin at
+    /// the first `starts` elements.
+    ///
+    /// # Errors
+    /// When the last one would reach beyond the elements.
+    pub fn windows(
+        origin: String,
+        elements: Arc<Elements>,
+        (starts, len, offset): (usize, usize, usize),
+    ) -> Result<Self, DataError> {
+        if starts + len + offset > elements.len() + 1 {
+            let reason = format!("{} elements hold no window of {len}", elements.len());
+            return Err(DataError::Malformed { origin, reason });
+        }
+        Ok(Array {
+            origin,
+            shape: vec![starts, len],
+            elements,
+            stride: 1,
+            offset,
+        })
+    }
+
+    fn sample(&self, index: usize) -> std::ops::Range<usize> {
+        let begin = self.offset + index * self.stride;
+        begin..begin + self.sample_len()
     }
 
     /// Number of samples.
@@ -88,10 +129,10 @@ impl Array {
 
     /// Appends sample `index` as floats, integers multiplied by `scale`.
     pub fn append_floats(&self, index: usize, scale: f32, out: &mut Vec<f32>) {
-        let n = self.sample_len();
-        let range = index * n..(index + 1) * n;
-        match &self.elements {
+        let range = self.sample(index);
+        match &*self.elements {
             Elements::U8(v) => out.extend(v[range].iter().map(|&e| f32::from(e) * scale)),
+            Elements::U16(v) => out.extend(v[range].iter().map(|&e| f32::from(e) * scale)),
             Elements::F32(v) => out.extend_from_slice(&v[range]),
             Elements::I64(v) => out.extend(v[range].iter().map(|&e| e as f32 * scale)),
         }
@@ -99,27 +140,38 @@ impl Array {
 
     /// Appends sample `index` as integers; floats are cut to their integer part.
     pub fn append_integers(&self, index: usize, out: &mut Vec<i64>) {
-        let n = self.sample_len();
-        let range = index * n..(index + 1) * n;
-        match &self.elements {
+        let range = self.sample(index);
+        match &*self.elements {
             Elements::U8(v) => out.extend(v[range].iter().map(|&e| i64::from(e))),
+            Elements::U16(v) => out.extend(v[range].iter().map(|&e| i64::from(e))),
             Elements::F32(v) => out.extend(v[range].iter().map(|&e| e as i64)),
             Elements::I64(v) => out.extend_from_slice(&v[range]),
         }
     }
 
-    /// Smallest and largest value over all samples; `None` when there are none or one is not a number.
-    pub fn range(&self) -> Option<(f64, f64)> {
+    /// Smallest and largest value over all samples, integers equal to `ignore` aside; `None` when there are none or one
+    /// is not a number.
+    pub fn range(&self, ignore: Option<i64>) -> Option<(f64, f64)> {
         fn of(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
             values
                 .map(|v| (v, v))
                 .reduce(|a, b| (a.0.min(b.0), if b.1.is_nan() { b.1 } else { a.1.max(b.1) }))
                 .filter(|r| !r.1.is_nan())
         }
-        match &self.elements {
-            Elements::U8(v) => of(v.iter().map(|&e| f64::from(e))),
+        let counts = |e: &i64| ignore != Some(*e);
+        match &*self.elements {
+            Elements::U8(v) => of(v
+                .iter()
+                .map(|&e| i64::from(e))
+                .filter(counts)
+                .map(|e| e as f64)),
+            Elements::U16(v) => of(v
+                .iter()
+                .map(|&e| i64::from(e))
+                .filter(counts)
+                .map(|e| e as f64)),
             Elements::F32(v) => of(v.iter().map(|&e| f64::from(e))),
-            Elements::I64(v) => of(v.iter().map(|&e| e as f64)),
+            Elements::I64(v) => of(v.iter().copied().filter(counts).map(|e| e as f64)),
         }
     }
 }

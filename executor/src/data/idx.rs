@@ -75,10 +75,10 @@ mod tests {
         let images = [0, 0, 0x08, 2, 0, 0, 0, 2, 0, 0, 0, 3, 9, 8, 7, 6, 5, 4];
         let array = read("images".into(), &images).unwrap();
         assert_eq!(array.shape, [2, 3]);
-        assert_eq!(array.elements, Elements::U8(vec![9, 8, 7, 6, 5, 4]));
+        assert_eq!(*array.elements, Elements::U8(vec![9, 8, 7, 6, 5, 4]));
         let labels = [0, 0, 0x0B, 1, 0, 0, 0, 2, 1, 0, 0xFF, 0xFF];
         let array = read("labels".into(), &labels).unwrap();
-        assert_eq!(array.elements, Elements::I64(vec![256, -1]));
+        assert_eq!(*array.elements, Elements::I64(vec![256, -1]));
     }
 
     #[test]

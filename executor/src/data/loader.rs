@@ -55,7 +55,7 @@ impl Feed {
             }
             Feed::Repeat { pool, .. } => {
                 let minibatch = pool[index % pool.len()].clone();
-                let samples = minibatch.input.shape()[0];
+                let samples = minibatch.inputs[0].shape()[0];
                 (minibatch, samples)
             }
         }
@@ -82,8 +82,8 @@ pub struct Delivery {
     pub minibatch: usize,
     /// Samples in it; fewer than the batch size only in the last one of an evaluation.
     pub samples: usize,
-    /// Features, if the reader wants them.
-    pub input: Option<Tensor>,
+    /// Features, one for each input of the graph, if the reader wants them.
+    pub inputs: Option<Vec<Tensor>>,
     /// Labels, if the reader wants them.
     pub target: Option<Tensor>,
 }
@@ -142,7 +142,7 @@ fn deliver(
         if may_stop && stop.load(Ordering::Relaxed) {
             return;
         }
-        let (Minibatch { input, target }, samples) = feed.get(minibatch);
+        let (Minibatch { inputs, target }, samples) = feed.get(minibatch);
         for (reader, sender) in readers.iter().zip(senders) {
             if minibatch % reader.replicas != reader.replica || !(reader.input || reader.target) {
                 continue;
@@ -150,7 +150,7 @@ fn deliver(
             let delivery = Delivery {
                 minibatch,
                 samples,
-                input: reader.input.then(|| input.clone()),
+                inputs: reader.input.then(|| inputs.clone()),
                 target: reader.target.then(|| target.clone()),
             };
             if sender.send(delivery).is_err() {
@@ -166,7 +166,7 @@ mod tests {
 
     fn feed(minibatches: usize) -> Feed {
         let minibatch = Minibatch {
-            input: Tensor::from_f32(&[1, 1], [0.0]),
+            inputs: vec![Tensor::from_f32(&[1, 1], [0.0])],
             target: Tensor::from_i64(&[1], [0]),
         };
         Feed::Repeat {
@@ -194,7 +194,7 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let (loader, receivers) = Loader::start(feed(5), &readers, 8, 2, stop);
         let first = receivers[0].recv().unwrap();
-        assert!(first.input.is_some() && first.target.is_none());
+        assert!(first.inputs.is_some() && first.target.is_none());
         assert_eq!(numbers(&receivers[0]), [2, 4]);
         assert_eq!(numbers(&receivers[1]), [1, 3]);
         assert_eq!(numbers(&receivers[2]), [0, 1, 2, 3, 4]);

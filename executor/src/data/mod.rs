@@ -6,10 +6,11 @@ pub mod loader;
 pub mod npy;
 pub mod shuffle;
 mod source;
+pub mod tokens;
 
 use std::sync::Arc;
 
-use models::loss::Loss;
+use models::loss::{Classes, Loss};
 use models::ops::ValueType;
 use models::random::Stream;
 use models::tensor::{DType, Tensor};
@@ -52,13 +53,20 @@ impl DataError {
     }
 }
 
+/// One input of a model.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Its name in the graph.
+    pub name: String,
+    /// Its type; the first axis is the batch.
+    pub ty: ValueType,
+}
+
 /// What a model reads and gives for one minibatch, and what is to be learned.
 #[derive(Clone, Debug)]
 pub struct Signature {
-    /// Name of the graph's input.
-    pub input_name: String,
-    /// Its type; the first axis is the batch.
-    pub input: ValueType,
+    /// The graph's inputs, at least one.
+    pub inputs: Vec<Input>,
     /// Type of the value that the loss reads.
     pub output: ValueType,
     /// The loss.
@@ -68,20 +76,21 @@ pub struct Signature {
 /// Samples that a model can train on or be judged by: checked against a [`Signature`].
 #[derive(Clone, Debug)]
 pub struct Samples {
-    x: Arc<Array>,
+    /// One for each input of the model.
+    x: Vec<Arc<Array>>,
     y: Arc<Array>,
     /// Rows of `x` and `y` that belong to this part.
     rows: Vec<u32>,
-    /// Factor that brings integer features into [0, 1].
-    scale: f32,
+    /// Factor for each input that brings integer features into [0, 1].
+    scales: Vec<f32>,
     signature: Arc<Signature>,
 }
 
 /// One minibatch on the host.
 #[derive(Clone, Debug)]
 pub struct Minibatch {
-    /// Features, in the shape of the graph's input.
-    pub input: Tensor,
+    /// Features, in the shapes of the graph's inputs.
+    pub inputs: Vec<Tensor>,
     /// Labels or target values.
     pub target: Tensor,
 }
@@ -93,6 +102,8 @@ pub struct Dataset {
     pub train: Samples,
     /// To judge by; without samples where there is none.
     pub test: Samples,
+    /// The characters of a text, in the order of their tokens.
+    pub vocabulary: Option<tokens::Vocabulary>,
 }
 
 impl Samples {
@@ -108,7 +119,7 @@ impl Samples {
 
     /// Samples per minibatch.
     pub fn batch_size(&self) -> usize {
-        self.signature.input.shape[0]
+        self.signature.inputs[0].ty.shape[0]
     }
 
     /// The order of one epoch: every sample once, shuffled by `seed` and `epoch`.
@@ -123,50 +134,43 @@ impl Samples {
         &self.rows
     }
 
-    /// All features as the model reads them and all labels, in the order of the file.
+    /// All features as the model reads them, by the names of its inputs (`x` if there is one), and all labels (`y`), in
+    /// the order of the file.
     ///
     /// # Errors
     /// When there are none.
-    pub fn arrays(&self, origin: &str) -> Result<(Array, Array), DataError> {
+    pub fn arrays(&self, origin: &str) -> Result<Vec<(String, Array)>, DataError> {
         let batch = self.batch_size();
-        let (inputs, targets): (Vec<Tensor>, Vec<Tensor>) = self
-            .rows
-            .chunks(batch)
-            .map(|rows| {
-                let minibatch = self.minibatch(rows);
-                (
-                    array::head(&minibatch.input, batch, rows.len()),
-                    array::head(&minibatch.target, batch, rows.len()),
-                )
-            })
-            .unzip();
-        Ok((
-            array::stack(origin, &inputs)?,
-            array::stack(origin, &targets)?,
-        ))
+        let names = match &self.signature.inputs[..] {
+            [_] => vec!["x".to_owned()],
+            several => several.iter().map(|input| input.name.clone()).collect(),
+        };
+        let names: Vec<String> = names.into_iter().chain(["y".to_owned()]).collect();
+        let mut parts: Vec<Vec<Tensor>> = vec![Vec::new(); names.len()];
+        for rows in self.rows.chunks(batch) {
+            let Minibatch { inputs, target } = self.minibatch(rows);
+            for (part, tensor) in parts.iter_mut().zip(inputs.iter().chain([&target])) {
+                part.push(array::head(tensor, batch, rows.len()));
+            }
+        }
+        let arrays = names.into_iter().zip(&parts);
+        arrays
+            .map(|(name, part)| Ok((name, array::stack(origin, part)?)))
+            .collect()
     }
 
     /// Gathers rows into a minibatch. Fewer rows than the batch size leave zeros behind the last one.
     pub fn minibatch(&self, rows: &[u32]) -> Minibatch {
         let batch = self.batch_size();
-        let input = gather(
-            &self.x,
-            rows,
-            batch,
-            self.scale,
-            &self.signature.input.shape,
-            self.signature.input.dtype,
-        );
-        let (shape, dtype) = match self.signature.loss {
-            Loss::CrossEntropy => {
-                let mut shape = self.y.shape.clone();
-                shape[0] = batch;
-                (shape, DType::I64)
-            }
-            Loss::Mse => (self.signature.output.shape.clone(), DType::F32),
-        };
+        let types = self.signature.inputs.iter().map(|input| &input.ty);
+        let inputs = self.x.iter().zip(&self.scales).zip(types);
+        let inputs = inputs
+            .map(|((x, &scale), ty)| gather(x, rows, batch, scale, &ty.shape, ty.dtype))
+            .collect();
+        let target = self.signature.loss.target(&self.signature.output.shape);
+        let (dtype, shape) = target.expect("samples are fitted to a signature that has targets");
         let target = gather(&self.y, rows, batch, 1.0, &shape, dtype);
-        Minibatch { input, target }
+        Minibatch { inputs, target }
     }
 }
 
@@ -179,7 +183,15 @@ fn gather(
     dtype: DType,
 ) -> Tensor {
     let len = batch * array.sample_len();
-    if dtype == DType::I64 {
+    if dtype == DType::Bool {
+        let mut values = Vec::with_capacity(len);
+        for &row in rows {
+            array.append_integers(row as usize, &mut values);
+        }
+        values.resize(len, 0);
+        let values: Vec<bool> = values.into_iter().map(|value| value != 0).collect();
+        Tensor::from_bool(shape, values)
+    } else if dtype == DType::I64 {
         let mut values = Vec::with_capacity(len);
         for &row in rows {
             array.append_integers(row as usize, &mut values);
@@ -202,31 +214,33 @@ impl Samples {
     /// # Errors
     /// When counts, shapes, types or the range of labels do not fit.
     fn fit(
-        x: Arc<Array>,
+        x: Vec<Arc<Array>>,
         y: Arc<Array>,
         rows: Vec<u32>,
-        scale: f32,
+        scales: Vec<f32>,
         signature: &Arc<Signature>,
     ) -> Result<Self, DataError> {
-        if x.samples() != y.samples() {
-            return Err(DataError::Mismatch(format!(
-                "{} has {} samples, {} has {}: there must be one label or target for each",
-                x.origin,
-                x.samples(),
-                y.origin,
-                y.samples()
-            )));
+        for (x, input) in x.iter().zip(&signature.inputs) {
+            if x.samples() != y.samples() {
+                return Err(DataError::Mismatch(format!(
+                    "{} has {} samples, {} has {}: there must be one label or target for each",
+                    x.origin,
+                    x.samples(),
+                    y.origin,
+                    y.samples()
+                )));
+            }
+            fit_features(x, input)?;
         }
-        fit_features(&x, signature)?;
         match signature.loss {
-            Loss::CrossEntropy => fit_labels(&y, signature)?,
+            Loss::CrossEntropy(classes) => fit_labels(&y, signature, classes)?,
             Loss::Mse => fit_targets(&y, signature)?,
         }
         Ok(Samples {
             x,
             y,
             rows,
-            scale,
+            scales,
             signature: Arc::clone(signature),
         })
     }
@@ -246,8 +260,8 @@ fn compatible(sample: &[usize], wanted: &[usize]) -> bool {
     flat || essential(sample) == essential(wanted)
 }
 
-fn fit_features(x: &Array, signature: &Signature) -> Result<(), DataError> {
-    let wanted = &signature.input.shape[1..];
+fn fit_features(x: &Array, input: &Input) -> Result<(), DataError> {
+    let wanted = &input.ty.shape[1..];
     if compatible(&x.shape[1..], wanted) {
         return Ok(());
     }
@@ -265,29 +279,35 @@ fn fit_features(x: &Array, signature: &Signature) -> Result<(), DataError> {
         x.origin,
         x.describe(),
         &x.shape[1..],
-        signature.input_name,
+        input.name,
         wanted
     )))
 }
 
-fn fit_labels(y: &Array, signature: &Signature) -> Result<(), DataError> {
+fn fit_labels(y: &Array, signature: &Signature, which: Classes) -> Result<(), DataError> {
     let output = &signature.output.shape;
-    if output.len() < 2 {
+    let (Ok((_, targets)), Some(classes)) = (
+        signature.loss.target(output),
+        signature.loss.classes(output),
+    ) else {
         return Err(DataError::Mismatch(format!(
-            "cross-entropy wants a model output [batch, classes, ...], this model's is {output:?}; use --loss mse"
+            "cross-entropy wants a model output [batch, classes, ...], this model's is {output:?}; use --loss mse, or say \
+             which axis the classes are on with --class-axis"
         )));
-    }
-    let classes = output[1];
-    let positions: usize = output[2..].iter().product();
+    };
+    let batch = signature.inputs[0].ty.shape[0].max(1);
+    let positions = targets.iter().product::<usize>() / batch;
     if y.sample_len() != positions {
         return Err(DataError::Mismatch(format!(
-            "{}: {} gives {} labels per sample, the model's output {output:?} wants {positions} (class numbers, not one-hot)",
+            "{}: {} gives {} labels per sample, the model's output {output:?} wants {positions} (class numbers, not one-hot; \
+             its {classes} classes are on axis {}, --class-axis changes that)",
             y.origin,
             y.describe(),
             y.sample_len(),
+            which.axis_of(output),
         )));
     }
-    if let Elements::F32(values) = &y.elements
+    if let Elements::F32(values) = &*y.elements
         && let Some(value) = values.iter().find(|v| v.fract() != 0.0)
     {
         return Err(DataError::Mismatch(format!(
@@ -295,10 +315,11 @@ fn fit_labels(y: &Array, signature: &Signature) -> Result<(), DataError> {
             y.origin
         )));
     }
-    match y.range() {
+    match y.range(which.ignore) {
         Some((low, high)) if low < 0.0 || high >= classes as f64 => {
             Err(DataError::Mismatch(format!(
-                "{}: labels run from {low} to {high}, the model has {classes} classes (0 to {})",
+                "{}: labels run from {low} to {high}, the model has {classes} classes (0 to {}); --ignore-index N passes \
+                 over the label N",
                 y.origin,
                 classes - 1
             )))
@@ -330,8 +351,10 @@ mod tests {
             shape: shape.to_vec(),
         };
         Arc::new(Signature {
-            input_name: "image".into(),
-            input: value(input),
+            inputs: vec![Input {
+                name: "image".into(),
+                ty: value(input),
+            }],
             output: value(output),
             loss,
         })
@@ -352,36 +375,36 @@ mod tests {
 
     fn fit(x: &Arc<Array>, y: &Arc<Array>, to: &Arc<Signature>) -> Result<Samples, String> {
         let rows = (0..x.samples() as u32).collect();
-        Samples::fit(x.clone(), y.clone(), rows, 0.5, to).map_err(|e| e.to_string())
+        Samples::fit(vec![x.clone()], y.clone(), rows, vec![0.5], to).map_err(|e| e.to_string())
     }
 
     #[test]
     fn a_missing_channel_axis_and_a_flat_input_are_no_obstacle() {
         let x = bytes(&[3, 2, 2]);
         let y = labels(&[0, 1, 2]);
-        let images = signature(&[2, 1, 2, 2], &[2, 3], Loss::CrossEntropy);
-        let vectors = signature(&[2, 4], &[2, 3], Loss::CrossEntropy);
+        let images = signature(&[2, 1, 2, 2], &[2, 3], Loss::CROSS_ENTROPY);
+        let vectors = signature(&[2, 4], &[2, 3], Loss::CROSS_ENTROPY);
         for signature in [images, vectors] {
             let minibatch = fit(&x, &y, &signature).unwrap().minibatch(&[2, 0]);
-            assert_eq!(minibatch.input.shape(), signature.input.shape);
+            assert_eq!(minibatch.inputs[0].shape(), signature.inputs[0].ty.shape);
             let expected = [8, 9, 10, 11, 0, 1, 2, 3].map(|v| v as f32 * 0.5);
-            assert_eq!(minibatch.input.f32s(), expected);
+            assert_eq!(minibatch.inputs[0].f32s(), expected);
             assert_eq!(minibatch.target.i64s(), [2, 0]);
         }
     }
 
     #[test]
     fn a_last_smaller_minibatch_is_filled_up() {
-        let signature = signature(&[3, 1], &[3, 2], Loss::CrossEntropy);
+        let signature = signature(&[3, 1], &[3, 2], Loss::CROSS_ENTROPY);
         let samples = fit(&bytes(&[4, 1]), &labels(&[0, 1, 1, 1]), &signature).unwrap();
         let minibatch = samples.minibatch(&[3]);
-        assert_eq!(minibatch.input.f32s(), [1.5, 0.0, 0.0]);
+        assert_eq!(minibatch.inputs[0].f32s(), [1.5, 0.0, 0.0]);
         assert_eq!(minibatch.target.i64s(), [1, 0, 0]);
     }
 
     #[test]
     fn what_does_not_fit_is_told_with_both_sides() {
-        let to = signature(&[2, 3, 4, 4], &[2, 10], Loss::CrossEntropy);
+        let to = signature(&[2, 3, 4, 4], &[2, 10], Loss::CROSS_ENTROPY);
         let y = labels(&[0, 1]);
         let error = fit(&bytes(&[2, 28, 28]), &y, &to).unwrap_err();
         assert!(error.contains("[28, 28]") && error.contains("'image' wants [3, 4, 4]"));
@@ -406,7 +429,7 @@ mod tests {
 
     #[test]
     fn an_epoch_sees_every_sample_once_in_an_order_of_its_own() {
-        let signature = signature(&[2, 1], &[2, 2], Loss::CrossEntropy);
+        let signature = signature(&[2, 1], &[2, 2], Loss::CROSS_ENTROPY);
         let samples = fit(&bytes(&[50, 1]), &labels(&[0; 50]), &signature).unwrap();
         let mut first = samples.order(1, 1);
         assert_ne!(first, samples.order(1, 2));

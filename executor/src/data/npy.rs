@@ -79,7 +79,7 @@ pub fn read(origin: String, bytes: &[u8]) -> Result<Array, DataError> {
         "b1" => integers::<bool>(&origin, file)?,
         "i1" => integers::<i8>(&origin, file)?,
         "i2" => integers::<i16>(&origin, file)?,
-        "u2" => integers::<u16>(&origin, file)?,
+        "u2" => Elements::U16(vector(&origin, file)?),
         "i4" => integers::<i32>(&origin, file)?,
         "u4" => integers::<u32>(&origin, file)?,
         "i8" => Elements::I64(vector(&origin, file)?),
@@ -103,6 +103,7 @@ pub fn read(origin: String, bytes: &[u8]) -> Result<Array, DataError> {
     let elements = if fortran {
         match elements {
             Elements::U8(v) => Elements::U8(to_row_major(&shape, &v)),
+            Elements::U16(v) => Elements::U16(to_row_major(&shape, &v)),
             Elements::F32(v) => Elements::F32(to_row_major(&shape, &v)),
             Elements::I64(v) => Elements::I64(to_row_major(&shape, &v)),
         }
@@ -142,8 +143,9 @@ pub fn write_archive(arrays: &[(&str, &Array)]) -> Result<Vec<u8>, DataError> {
         archive
             .start_file(format!("{name}.npy"), options)
             .map_err(|e| failed(&e))?;
-        match &array.elements {
+        match &*array.elements {
             Elements::U8(values) => write(&mut archive, &array.shape, values),
+            Elements::U16(values) => write(&mut archive, &array.shape, values),
             Elements::F32(values) => write(&mut archive, &array.shape, values),
             Elements::I64(values) => write(&mut archive, &array.shape, values),
         }
@@ -219,8 +221,8 @@ mod tests {
             &npy(Order::Fortran, &[2, 3], &[0., 3., 1., 4., 2., 5.]),
         );
         let expected = Elements::F32(vec![0., 1., 2., 3., 4., 5.]);
-        assert_eq!(rows.unwrap().elements, expected);
-        assert_eq!(columns.unwrap().elements, expected);
+        assert_eq!(*rows.unwrap().elements, expected);
+        assert_eq!(*columns.unwrap().elements, expected);
     }
 
     #[test]

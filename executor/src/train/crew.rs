@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use models::loss::Judgement;
 use models::tensor::Tensor;
 
 use super::clock::Clock;
@@ -44,6 +45,7 @@ pub struct Trained {
     pub wall: Duration,
     losses: f64,
     correct: usize,
+    targets: usize,
 }
 
 impl Trained {
@@ -51,8 +53,8 @@ impl Trained {
         self.losses / self.minibatches.max(1) as f64
     }
 
-    pub fn accuracy(&self, batch_size: usize) -> f64 {
-        self.correct as f64 / (self.minibatches * batch_size).max(1) as f64
+    pub fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.targets.max(1) as f64
     }
 }
 
@@ -149,18 +151,25 @@ impl Crew {
             wall: Duration::ZERO,
             losses: 0.0,
             correct: 0,
+            targets: 0,
         };
         let gauges = self.gauges.clone();
         let mut times = Vec::with_capacity(minibatches);
         let mut in_order = InOrder::new();
         let mut window = VecDeque::from([begin]);
-        self.gather(|minibatch, loss, correct, at| {
+        self.gather(|minibatch, judged, at| {
             times.push(at);
-            in_order.push(minibatch, (loss, correct, at));
-            while let Some((loss, correct, at)) = in_order.pop() {
+            in_order.push(minibatch, (judged, at));
+            while let Some((judged, at)) = in_order.pop() {
+                let Judgement {
+                    loss,
+                    correct,
+                    targets,
+                } = judged;
                 trained.minibatches += 1;
                 trained.losses += f64::from(loss);
                 trained.correct += correct;
+                trained.targets += targets;
                 let busy: u64 = gauges.iter().map(|g| g.load(Ordering::Relaxed)).sum();
                 let available = begin.elapsed().as_nanos() as f64 * gauges.len() as f64;
                 window.push_back(at);
@@ -191,15 +200,14 @@ impl Crew {
     /// Averages running statistics over replicas.
     pub fn average_states(&mut self, job: &Job) -> Result<(), RunError> {
         self.begin(job, Task::AverageStates)?;
-        self.gather(|_, _, _, _| Ok(()))
+        self.gather(|_, _, _| Ok(()))
     }
 
-    /// Judges the held-out samples, each once: so many, in so many minibatches. None when the run was
-    /// stopped meanwhile.
+    /// Judges the held-out samples, each once, in so many minibatches. None when the run was stopped
+    /// meanwhile.
     pub fn evaluate(
         &mut self,
         job: &Job,
-        samples: usize,
         minibatches: usize,
         first_minibatch: u64,
         keep_outputs: bool,
@@ -213,27 +221,22 @@ impl Crew {
         )?;
         self.outputs.clear();
         let mut losses = BTreeMap::new();
-        let mut correct = 0;
-        self.gather(|minibatch, loss, right, _| {
-            losses.insert(minibatch, loss);
-            correct += right;
+        self.gather(|minibatch, judged, _| {
+            losses.insert(minibatch, judged);
             Ok(())
         })?;
         self.squad.end()?;
         if losses.len() < minibatches {
             return Ok(None);
         }
-        let batch_size = job.settings.batch_size;
-        let total: f64 = losses
-            .iter()
-            .map(|(&minibatch, &loss)| {
-                let count = batch_size.min(samples - minibatch * batch_size);
-                f64::from(loss) * count as f64
-            })
-            .sum();
+        // The sums do not depend on the order in which replicas report.
+        let all = || losses.values();
+        let targets = all().map(|judged| judged.targets).sum::<usize>().max(1) as f64;
+        let total: f64 = all().map(|j| f64::from(j.loss) * j.targets as f64).sum();
+        let correct: usize = all().map(|judged| judged.correct).sum();
         Ok(Some(Judged {
-            loss: total / samples as f64,
-            accuracy: correct as f64 / samples as f64,
+            loss: total / targets,
+            accuracy: correct as f64 / targets,
             outputs: std::mem::take(&mut self.outputs).into_values().collect(),
         }))
     }
@@ -298,7 +301,7 @@ impl Crew {
     /// Hands events on until every worker has carried out its command.
     fn gather(
         &mut self,
-        mut on_loss: impl FnMut(usize, f32, usize, Instant) -> Result<(), RunError>,
+        mut on_loss: impl FnMut(usize, Judgement, Instant) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let mut done = 0;
         while done < self.workers() {
@@ -307,8 +310,16 @@ impl Crew {
                     minibatch,
                     loss,
                     correct,
+                    targets,
                     at,
-                } => on_loss(minibatch, loss, correct, at)?,
+                } => {
+                    let judged = Judgement {
+                        loss,
+                        correct,
+                        targets,
+                    };
+                    on_loss(minibatch, judged, at)?;
+                }
                 Event::Done { worker, report } => {
                     self.reports[worker] = report;
                     done += 1;

@@ -16,7 +16,7 @@ use models::tensor::Tensor;
 
 use crate::data::{DataError, Dataset, Minibatch};
 use crate::error::RunError;
-use crate::learning_rate::Decay;
+use crate::learning_rate::Course;
 use crate::stage::Stage;
 use crate::worker::{Report, Settings};
 use crew::Crew;
@@ -47,7 +47,7 @@ pub struct Job {
     /// Learning rate at the global batch of the first stage.
     pub learning_rate: f32,
     /// How it changes over the run.
-    pub decay: Decay,
+    pub course: Course,
     /// Whether the other stages' rates are scaled by their replicas over the first one's.
     pub scale_learning_rate: bool,
     /// Initial value of every parameter of the graph, on the host.
@@ -79,7 +79,7 @@ pub struct Step {
     pub epoch: usize,
     /// Mean loss over its samples, before its update.
     pub loss: f32,
-    /// Samples whose class was right.
+    /// Targets whose class was right.
     pub correct: usize,
     /// Rate over the last few minibatches.
     pub samples_per_s: f64,
@@ -94,11 +94,11 @@ pub struct Epoch {
     pub epoch: usize,
     /// Mean over its minibatches.
     pub train_loss: f64,
-    /// Share of training samples whose class was right when they were seen.
+    /// Share of training targets (labels, tokens) whose class was right when they were seen.
     pub train_accuracy: f64,
     /// Loss over the held-out samples afterwards; none without held-out data or when stopped.
     pub test_loss: Option<f64>,
-    /// Share of held-out samples whose class is right.
+    /// Share of held-out targets whose class is right.
     pub test_accuracy: Option<f64>,
     /// Seconds of training, without the evaluation.
     pub wall_s: f64,
@@ -218,19 +218,18 @@ fn run(
         let mut row = Epoch {
             epoch,
             train_loss: trained.mean_loss(),
-            train_accuracy: trained.accuracy(job.settings.batch_size),
+            train_accuracy: trained.accuracy(),
             test_loss: None,
             test_accuracy: None,
             wall_s: trained.wall.as_secs_f64(),
         };
         crew.average_states(job)?;
         if let Some(feed) = job.held_out_feed()
-            && let Material::Dataset(dataset) = &job.material
             && !job.stopped()
         {
-            let (samples, minibatches) = (dataset.test.len(), feed.minibatches());
+            let minibatches = feed.minibatches();
             let keep = job.keep_outputs;
-            if let Some(judged) = crew.evaluate(job, samples, minibatches, number, keep)? {
+            if let Some(judged) = crew.evaluate(job, minibatches, number, keep)? {
                 row.test_loss = Some(judged.loss);
                 row.test_accuracy = Some(judged.accuracy);
                 outputs = judged.outputs;

@@ -89,7 +89,7 @@ impl Squad {
                 let feeds = self.load(job, job.training_feed(epoch, minibatches), granularity);
                 let rate = LearningRate {
                     base: job.learning_rate,
-                    decay: job.decay,
+                    course: job.course,
                     minibatches: job.minibatches()?,
                 };
                 let first_replicas = job.stages[0].shape.replicas as f32;

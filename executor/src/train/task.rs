@@ -53,6 +53,7 @@ enum Note {
         minibatch: usize,
         loss: u32,
         correct: usize,
+        targets: usize,
     },
     Output {
         minibatch: usize,
@@ -88,11 +89,13 @@ pub fn event_to_letter(event: Event) -> Letter {
             minibatch,
             loss,
             correct,
+            targets,
             at: _,
         } => Note::Loss {
             minibatch,
             loss: loss.to_bits(),
             correct,
+            targets,
         },
         Event::Output { minibatch, output } => {
             tensors.push(output);
@@ -135,10 +138,12 @@ pub fn event_from_letter(letter: Letter) -> Option<Event> {
             minibatch,
             loss,
             correct,
+            targets,
         } => Event::Loss {
             minibatch,
             loss: f32::from_bits(loss),
             correct,
+            targets,
             at: Instant::now(),
         },
         Note::Output { minibatch } => Event::Output {
@@ -198,10 +203,11 @@ mod tests {
             minibatch: 3,
             loss,
             correct: 5,
+            targets: 6,
             at: Instant::now(),
         });
         assert!(
-            matches!(event, Event::Loss { minibatch: 3, loss: l, correct: 5, .. } if l == loss)
+            matches!(event, Event::Loss { minibatch: 3, loss: l, correct: 5, targets: 6, .. } if l == loss)
         );
         let event = through(Event::Weights {
             worker: 2,

@@ -59,10 +59,9 @@ impl Worker {
             let mut samples = 0;
             if let Some(delivery) = delivery {
                 samples = delivery.samples;
-                if let Some(input) = delivery.input {
-                    let input = self.device.upload(&input);
-                    for &position in &stage.graph_inputs {
-                        inputs[position] = Some(input.clone());
+                if let Some(data) = delivery.inputs {
+                    for &(position, input) in &stage.graph_inputs {
+                        inputs[position] = Some(self.device.upload(&data[input]));
                     }
                 }
                 target = delivery.target;
@@ -106,11 +105,12 @@ impl Worker {
             (head(&self.device.download(output)), head(target))
         };
         let loss = self.settings.loss;
-        let (loss, correct) = loss.evaluate(&*self.device, &output, &target);
+        let judged = loss.evaluate(&*self.device, &output, &target);
         self.report(Event::Loss {
             minibatch,
-            loss,
-            correct,
+            loss: judged.loss,
+            correct: judged.correct,
+            targets: judged.targets,
             at: Instant::now(),
         });
         output

@@ -37,6 +37,8 @@ pub struct Settings {
     pub optimizer: Optimizer,
     /// Whether a backward reads the version its forward read; without it every pass reads the newest.
     pub weight_stashing: bool,
+    /// Largest norm of a stage's gradient.
+    pub clip_norm: Option<f32>,
 }
 
 /// What the coordinator asks of a worker.
@@ -81,8 +83,10 @@ pub enum Event {
         minibatch: usize,
         /// Mean loss over its samples.
         loss: f32,
-        /// Samples whose class was right.
+        /// Targets whose class was right.
         correct: usize,
+        /// Targets that count.
+        targets: usize,
         /// When it was known.
         at: Instant,
     },

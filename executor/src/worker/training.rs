@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use models::device::params::Binary;
 use models::ops::Context;
+use models::optimizer::clip_norm;
 use models::program::Stash;
 use models::tensor::Tensor;
 use planner::schedule::{Op, Schedule};
@@ -185,7 +186,7 @@ impl Worker {
                         None => segment.gradients.remove(&round).unwrap_or_default(),
                     };
                     let first = round * stage.shape.replicas;
-                    self.step(&gradients, rate.at(steps_before + first));
+                    self.step(gradients, rate.at(steps_before + first));
                 }
                 // Passed over: the run was stopped before this minibatch.
                 _ => {}
@@ -215,10 +216,9 @@ impl Worker {
                 return Ok(());
             };
             debug_assert_eq!(delivery.minibatch, minibatch);
-            if let Some(input) = delivery.input {
-                let input = self.device.upload(&input);
-                for &position in &stage.graph_inputs {
-                    slot.inputs[position] = Some(input.clone());
+            if let Some(inputs) = delivery.inputs {
+                for &(position, input) in &stage.graph_inputs {
+                    slot.inputs[position] = Some(self.device.upload(&inputs[input]));
                 }
             }
             target = delivery.target.map(|t| self.device.upload(&t));
@@ -254,6 +254,7 @@ impl Worker {
                 minibatch,
                 loss: result.loss,
                 correct: result.correct,
+                targets: result.targets,
                 at: Instant::now(),
             });
         }
@@ -317,7 +318,10 @@ impl Worker {
         }
     }
 
-    fn step(&mut self, gradients: &[Tensor], learning_rate: f32) {
+    fn step(&mut self, mut gradients: Vec<Tensor>, learning_rate: f32) {
+        if let Some(largest) = self.settings.clip_norm {
+            gradients = clip_norm(&*self.device, gradients, largest);
+        }
         let Self {
             versions,
             optimizer_state,
@@ -330,7 +334,7 @@ impl Worker {
                 &**device,
                 optimizer_state,
                 weights,
-                gradients,
+                &gradients,
                 learning_rate,
             )
         });

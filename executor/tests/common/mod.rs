@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use executor::data::DataOptions;
 use executor::error::RunError;
 use executor::job::{Baseline, Options, prepare};
-use executor::learning_rate::Decay;
+use executor::learning_rate::{Course, Decay};
 use executor::train::{Epoch, Job, Observer, Outcome, Step, train};
 use models::graph::{BuildOptions, Graph};
 use models::init::Init;
@@ -142,16 +142,22 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
             x_test_name: None,
             y_test_name: None,
             test_fraction: 0.01,
+            seq: None,
             seed: 7,
         }),
-        loss: Loss::CrossEntropy,
+        loss: Loss::CROSS_ENTROPY,
         optimizer: Optimizer::Sgd {
             momentum: 0.9,
             weight_decay: 0.0,
             nesterov: false,
         },
         learning_rate: 0.02,
-        decay: Decay::Cosine,
+        course: Course {
+            warm_up: 0,
+            decay: Decay::Cosine,
+            least: 0.0,
+        },
+        clip_norm: None,
         scale_learning_rate: true,
         weight_stashing: true,
         training_form: true,

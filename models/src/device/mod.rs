@@ -113,10 +113,12 @@ pub struct LstmStep {
 /// What a loss gives.
 #[derive(Debug)]
 pub struct LossOutput {
-    /// Mean over samples (cross-entropy) or elements (MSE).
+    /// Mean over the targets that count (cross-entropy) or elements (MSE); 0 where none does.
     pub loss: f32,
-    /// Samples whose largest output is the target's (0 where that has no meaning).
+    /// Targets whose class has the largest output (0 where that has no meaning).
     pub correct: usize,
+    /// Targets that count, or elements.
+    pub targets: usize,
     /// Gradient of the mean loss, if asked for.
     pub gradient: Option<Tensor>,
 }
@@ -381,12 +383,13 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn apply_mask(&self, x: Tensor, mask: &Tensor, factor: f32) -> Tensor;
 
     /// Mean cross-entropy over rows `[outer, classes, inner]` of logits; targets are int64 `[outer, inner]`
-    /// in `0..classes`.
+    /// in `0..classes`, or `ignore`, which does not count.
     fn cross_entropy(
         &self,
         axis: Axis,
         logits: &Tensor,
         targets: &Tensor,
+        ignore: Option<i64>,
         gradient: bool,
     ) -> LossOutput;
 

@@ -11,6 +11,7 @@ use super::nodes::{Branch, RawNode};
 use super::rebatch::Resized;
 use super::{BuildOptions, GraphErrorKind};
 use crate::device::Device;
+use crate::loss::Classes;
 use crate::onnx::{Model, graph_dtype};
 use crate::ops::{self, Attribute, Context, NodeSpec, OpError, Operator, ValueType};
 use crate::tensor::{DType, Tensor};
@@ -45,7 +46,7 @@ pub(super) struct DraftNode {
     pub op: Arc<dyn Operator>,
     pub inputs: Vec<Option<usize>>,
     pub outputs: Vec<usize>,
-    /// Whether it is a softmax over the classes, axis 1.
+    /// Whether it is a softmax over the classes.
     pub softmax: bool,
 }
 
@@ -618,19 +619,20 @@ impl Walk<'_> {
             .collect()
     }
 
-    /// Whether a softmax runs over axis 1, where the classes are.
+    /// Whether a softmax runs over the axis where a loss looks for the classes.
     fn is_over_classes(&self, node: &RawNode, output: usize) -> bool {
         let shape = &self.draft.values[output].ty.shape;
         let axis = match node.attributes.get("axis") {
             Some(Attribute::Int(axis)) => Some(*axis),
             _ => None,
         };
-        let is_one = |axis: i64| axis == 1 || axis + shape.len() as i64 == 1;
+        let classes = Classes::default().axis_of(shape);
+        let is_it = |axis: i64| [axis, axis + shape.len() as i64].contains(&(classes as i64));
         if node.opset >= 13 {
-            return is_one(axis.unwrap_or(-1));
+            return is_it(axis.unwrap_or(-1));
         }
         // Before opset 13 it ran over all axes from there on, taken together.
-        is_one(axis.unwrap_or(1)) && shape.iter().skip(2).all(|&extent| extent == 1)
+        is_it(axis.unwrap_or(1)) && shape.iter().skip(classes + 1).all(|&extent| extent == 1)
     }
 }
 

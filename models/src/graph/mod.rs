@@ -193,10 +193,12 @@ impl Graph {
     }
 
     /// Where training attaches a loss: the first output, or what goes into the (log-)softmax over the
-    /// classes (axis 1) that makes it, when the loss is cross-entropy and therefore applies one itself.
+    /// classes that makes it, when the loss is cross-entropy and therefore applies one itself.
     pub fn training_output(&self, loss: Loss) -> TrainingOutput {
         let output = self.outputs[0];
-        let softmax = self.final_softmax.filter(|_| loss == Loss::CrossEntropy);
+        let softmax = self
+            .final_softmax
+            .filter(|_| matches!(loss, Loss::CrossEntropy(_)));
         match softmax.and_then(|id| Some((id, self.nodes[id].inputs[0]?))) {
             Some((id, value)) => TrainingOutput {
                 value,

@@ -344,7 +344,7 @@ fn a_final_softmax_belongs_to_cross_entropy() {
         weights,
         &[matmul, ("Softmax", &["logits"], "y", &[("axis", -1)])],
     ));
-    let output = graph.training_output(Loss::CrossEntropy);
+    let output = graph.training_output(Loss::CROSS_ENTROPY);
     assert_eq!(graph.values()[output.value].name, "logits");
     assert_eq!(output.skipped, [1]);
     let output = graph.training_output(Loss::Mse);
@@ -357,7 +357,7 @@ fn a_final_softmax_belongs_to_cross_entropy() {
     );
     let graph = built(&other_axis);
     assert_eq!(
-        graph.training_output(Loss::CrossEntropy).value,
+        graph.training_output(Loss::CROSS_ENTROPY).value,
         graph.outputs()[0]
     );
 }

@@ -709,25 +709,37 @@ fn a_wrong_gradient_is_noticed() {
 
 #[test]
 fn losses() {
-    use models::loss::Loss;
+    use models::loss::{Classes, Loss};
     let device = cpu();
     let logits = random(&[3, 4, 2], 1);
     let labels = Tensor::from_i64(&[3, 2], [0, 3, 1, 1, 2, 0]);
     let target = random(&[3, 4, 2], 2);
-    for (loss, target) in [(Loss::CrossEntropy, &labels), (Loss::Mse, &target)] {
+    let over = |axis, ignore| {
+        Loss::CrossEntropy(Classes {
+            axis: Some(axis),
+            ignore,
+        })
+    };
+    let tokens = Tensor::from_i64(&[3, 4], [0, 1, 1, -100, 0, -100, 1, 1, 0, 0, -100, 1]);
+    for (loss, target) in [
+        (over(1, None), &labels),
+        (over(1, Some(1)), &labels),
+        (over(2, Some(-100)), &tokens),
+        (Loss::Mse, &target),
+    ] {
         loss.check(logits.shape(), target).unwrap();
         let result = loss.forward_backward(&*device, &logits, target);
+        let judged = loss.evaluate(&*device, &logits, target);
         assert_eq!(
-            (result.loss, result.correct),
-            loss.evaluate(&*device, &logits, target)
+            (result.loss, result.correct, result.targets),
+            (judged.loss, judged.correct, judged.targets)
         );
         for i in 0..logits.len() {
             let moved = |step: f32| {
                 let mut values = logits.f32s().to_vec();
                 values[i] += step;
-                let (value, _) =
-                    loss.evaluate(&*device, &Tensor::from_f32(logits.shape(), values), target);
-                f64::from(value)
+                let moved = Tensor::from_f32(logits.shape(), values);
+                f64::from(loss.evaluate(&*device, &moved, target).loss)
             };
             let numeric = (8.0 * (moved(0.1) - moved(-0.1)) - (moved(0.2) - moved(-0.2))) / 1.2;
             let analytic = f64::from(result.gradient.f32s()[i]);

@@ -167,7 +167,7 @@ fn step(
         values.extend(stage.outputs().iter().copied().zip(outputs));
         kept.push((stash, weights));
     }
-    let loss = Loss::CrossEntropy.forward_backward(device, &values[&target], &labels());
+    let loss = Loss::CROSS_ENTROPY.forward_backward(device, &values[&target], &labels());
     let mut flowing = BTreeMap::from([(target, loss.gradient)]);
     let mut grads = BTreeMap::new();
     for (stage, (stash, weights)) in stages.iter().zip(kept).rev() {
@@ -328,7 +328,7 @@ fn training_allocates_nothing_once_it_runs() {
         cx.first_sample = 4 * minibatch;
         let x = device.upload(&data);
         let (outputs, stash) = program.forward(&cx, vec![x], &weights, &mut states);
-        let loss = Loss::CrossEntropy.forward_backward(&*device, &outputs[0], &labels());
+        let loss = Loss::CROSS_ENTROPY.forward_backward(&*device, &outputs[0], &labels());
         let grads = program.backward(&cx, stash, &weights, vec![Some(loss.gradient)]);
         weights = optimizer.step(
             &*device,
@@ -357,7 +357,7 @@ fn a_backward_uses_the_version_of_its_forward() {
     let run = |states: &mut Vec<Tensor>| {
         let x = device.upload(&random(&[4, 2, 6, 6], 8));
         let (outputs, stash) = program.forward(&cx, vec![x], &old, states);
-        let loss = Loss::CrossEntropy.forward_backward(&*device, &outputs[0], &labels());
+        let loss = Loss::CROSS_ENTROPY.forward_backward(&*device, &outputs[0], &labels());
         (stash, loss.gradient)
     };
     let (stash, gradient) = run(&mut states);

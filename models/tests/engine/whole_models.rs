@@ -77,7 +77,7 @@ fn lenet_trains_like_pytorch() {
     let graph = open(Path::new(path), Some(batch));
     let device = cpu();
     let cx = context(&*device, true);
-    let (program, mut weights) = whole(&graph, Loss::CrossEntropy, &*device);
+    let (program, mut weights) = whole(&graph, Loss::CROSS_ENTROPY, &*device);
     let optimizer = Optimizer::Sgd {
         momentum: number("momentum") as f32,
         weight_decay: 0.0,
@@ -91,7 +91,7 @@ fn lenet_trains_like_pytorch() {
     let labels = Tensor::from_i64(&[batch], labels);
     for (number_of_step, golden_step) in golden["steps"].as_array().unwrap().iter().enumerate() {
         let (outputs, stash) = program.forward(&cx, vec![images.clone()], &weights, &mut []);
-        let loss = Loss::CrossEntropy.forward_backward(&*device, &outputs[0], &labels);
+        let loss = Loss::CROSS_ENTROPY.forward_backward(&*device, &outputs[0], &labels);
         let grads = program
             .backward(&cx, stash, &weights, vec![Some(loss.gradient)])
             .weights;
@@ -148,7 +148,7 @@ fn check_case(name: &str) {
     let graph = open(&path, None);
     let device = cpu();
     let cx = context(&*device, true);
-    let (program, weights) = whole(&graph, Loss::CrossEntropy, &*device);
+    let (program, weights) = whole(&graph, Loss::CROSS_ENTROPY, &*device);
     let inputs = program.inputs().iter().map(|&input| {
         let value = &graph.values()[input];
         let data = numbers(&expected["inputs"][&value.name]["data"]);
@@ -178,7 +178,7 @@ fn check_case(name: &str) {
             // A token model gives [batch, time, classes]: a row for each token.
             let rows = outputs[0].reshape(&[labels.len(), outputs[0].len() / labels.len()]);
             let labels = Tensor::from_i64(&[labels.len()], labels);
-            let result = Loss::CrossEntropy.forward_backward(&*device, &rows, &labels);
+            let result = Loss::CROSS_ENTROPY.forward_backward(&*device, &rows, &labels);
             (result.loss, result.gradient.into_shape(outputs[0].shape()))
         }
         // Half the sum of squares, whose gradient is the output.

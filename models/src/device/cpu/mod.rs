@@ -725,18 +725,21 @@ impl Device for CpuDevice {
         axis: Axis,
         logits: &Tensor,
         targets: &Tensor,
+        ignore: Option<i64>,
         gradient: bool,
     ) -> LossOutput {
         let mut gradient = gradient.then(|| self.floats(logits.shape()));
-        let (sum, correct) = loss::cross_entropy(
+        let (sum, correct, counted) = loss::cross_entropy(
             axis,
             logits.f32s(),
             targets.i64s(),
+            ignore,
             gradient.as_mut().map(out),
         );
         LossOutput {
-            loss: (sum / targets.len() as f64) as f32,
+            loss: (sum / counted.max(1) as f64) as f32,
             correct,
+            targets: counted,
             gradient,
         }
     }
@@ -780,6 +783,7 @@ impl Device for CpuDevice {
         LossOutput {
             loss: (sum / output.len() as f64) as f32,
             correct: 0,
+            targets: output.len(),
             gradient,
         }
     }

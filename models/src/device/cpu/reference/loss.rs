@@ -3,16 +3,24 @@
 use crate::device::params::Axis;
 
 /// Cross-entropy of logits `[outer, classes, inner]`, summed, how many have their largest logit at the target,
-/// and, in `gradient`, the gradient of the mean. A target outside `0..classes` gives NaN.
+/// how many count, and, in `gradient`, the gradient of the mean over those. Targets equal to `ignore` do not
+/// count; any other outside `0..classes` gives NaN.
 pub fn cross_entropy(
     axis: Axis,
     logits: &[f32],
     targets: &[i64],
+    ignore: Option<i64>,
     mut gradient: Option<&mut [f32]>,
-) -> (f64, usize) {
-    let rows = axis.outer * axis.inner;
+) -> (f64, usize, usize) {
+    let rows = targets.iter().filter(|&&t| ignore != Some(t)).count();
     let (mut loss, mut correct) = (0f64, 0);
+    if let Some(gradient) = gradient.as_deref_mut().filter(|_| rows < targets.len()) {
+        gradient.fill(0.0);
+    }
     for (line, &target) in targets.iter().enumerate() {
+        if ignore == Some(target) {
+            continue;
+        }
         let start = line / axis.inner * axis.len * axis.inner + line % axis.inner;
         let at = |class: usize| start + class * axis.inner;
         let (mut best, mut largest) = (0, f32::NEG_INFINITY);
@@ -38,7 +46,7 @@ pub fn cross_entropy(
             }
         }
     }
-    (loss, correct)
+    (loss, correct, rows)
 }
 
 /// The class that a target names.
