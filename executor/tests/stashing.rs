@@ -246,6 +246,19 @@ fn batch_norm_and_dropout_follow_the_rule() {
 }
 
 #[test]
+fn a_language_model_follows_the_rule() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    let text: String = (0..4000u32)
+        .map(|i| char::from(b' ' + (i * i % 77) as u8))
+        .collect();
+    std::fs::write(&file, text).unwrap();
+    let data = std::path::PathBuf::from(format!("text:{}", file.display()));
+    let model = common::repository("models/zoo/chargpt.onnx");
+    check(&model, &data, &[&[1, 1], &[2, 1], &[1, 1, 1]], 3);
+}
+
+#[test]
 fn warm_up_and_clipping_are_part_of_the_rule() {
     let plan = plan(&lenet(), 16, &shapes(&[2, 1], 1));
     let plain = job(&plan, &options(&mnist(), 23));

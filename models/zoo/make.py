@@ -3,7 +3,7 @@
 AlexNet and VGG-16 are graphs without weights: each weight is the output of a ConstantOfShape node, so
 the files are a few KB. Initialise them before training (dp-run --init he). Layers and names follow
 torchvision's alexnet and vgg16; its adaptive average pool is the identity for 224 x 224 images and
-left out. lenet5.onnx was exported from PyTorch and is not made here.
+left out. lenet5.onnx and chargpt.onnx were exported from PyTorch and are not made here.
 
     python models/zoo/make.py
 """

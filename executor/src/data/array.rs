@@ -31,6 +31,11 @@ impl Elements {
         }
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The type in words, as numpy calls it.
     pub fn type_name(&self) -> &'static str {
         match self {
