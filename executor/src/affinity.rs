@@ -3,6 +3,15 @@
 //! Left alone, the operating system often wakes a worker on the core of the one that it waited for,
 //! and both then share it.
 
+/// A worker's place among those of the same machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// From 0.
+    pub index: usize,
+    /// Workers on the machine.
+    pub of: usize,
+}
+
 /// Binds the calling thread, and those it will start, to `count` of the cores it may use, from the
 /// `first` of them on.
 ///

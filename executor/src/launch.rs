@@ -93,6 +93,19 @@ pub enum LaunchError {
         /// Number and name.
         signal: String,
     },
+    /// A machine cannot be reached any more.
+    #[error("the connection to {host} was lost, where {workers} ran")]
+    Unreachable {
+        /// The machine.
+        host: String,
+        /// Who was on it, in words.
+        workers: String,
+    },
+    /// It does not trust the user.
+    #[error(
+        "mpirun refuses to run as root; to insist, set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    )]
+    Root,
     /// As mpirun says.
     #[error("mpirun: {0}")]
     Mpirun(String),
@@ -209,7 +222,64 @@ impl Teller {
             return None;
         }
         self.reported |= line.starts_with("error: ");
-        Some(line)
+        // Open MPI's own remarks begin with the machine and process.
+        let is_remark = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once(']'))
+            .is_some_and(|(from, rest)| {
+                rest.starts_with("[[") || from.split_once(':').is_some_and(|(_, p)| is_number(p))
+            });
+        (!is_remark).then_some(line)
+    }
+
+    /// Machine whose daemon was lost.
+    fn unreachable(&self) -> Option<&str> {
+        self.blocks.iter().find_map(|block| {
+            let (_, rest) = block.split_once("lost communication with a remote daemon")?;
+            let (_, rest) = rest.split_once("Remote daemon:")?;
+            let (_, rest) = rest.split_once(" on node ")?;
+            rest.split(' ').next()
+        })
+    }
+
+    /// The end of a run that no worker explained. `roles` has stage and replica of each worker, `named` the machine.
+    fn explain(self, roles: &[(usize, usize)], named: &[&str]) -> LaunchError {
+        if self.reported {
+            return LaunchError::Reported;
+        }
+        if let Some((rank, host, signal)) = self.killed() {
+            let (stage, replica) = roles.get(rank).copied().unwrap_or_default();
+            return LaunchError::Killed {
+                rank,
+                host,
+                stage,
+                replica,
+                signal,
+            };
+        }
+        if let Some(host) = self.unreachable() {
+            let there = roles
+                .iter()
+                .enumerate()
+                .filter(|(rank, _)| named[*rank] == host);
+            let words = there.map(|(rank, (stage, replica))| {
+                format!("rank {rank} (stage {stage}, replica {replica})")
+            });
+            return LaunchError::Unreachable {
+                host: host.to_owned(),
+                workers: words.collect::<Vec<_>>().join(", "),
+            };
+        }
+        let first = self.blocks.into_iter().find(|block| !block.is_empty());
+        let first = first.unwrap_or_else(|| "it ended without a word".into());
+        if first.contains("attempt to run as root") {
+            return LaunchError::Root;
+        }
+        // What follows is advice on settings.
+        let sentence = first
+            .split_once(". ")
+            .map(|(sentence, _)| sentence.to_owned());
+        LaunchError::Mpirun(sentence.unwrap_or(first))
     }
 
     /// Rank, machine and signal of a process that a signal ended.
@@ -277,21 +347,12 @@ pub fn run(
     if matches!(status, Some(Ok(status)) if status.success()) {
         return Ok(());
     }
-    Err(if teller.reported {
-        LaunchError::Reported
-    } else if let Some((rank, host, signal)) = teller.killed() {
-        let (stage, replica) = roles.get(rank).copied().unwrap_or_default();
-        LaunchError::Killed {
-            rank,
-            host,
-            stage,
-            replica,
-            signal,
-        }
-    } else {
-        let first = teller.blocks.into_iter().find(|block| !block.is_empty());
-        LaunchError::Mpirun(first.unwrap_or_else(|| "it ended without a word".into()))
-    })
+    let named: Vec<&str> = places.iter().map(|&place| &*hosts[place].name).collect();
+    Err(teller.explain(&roles, &named))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -362,21 +423,60 @@ mod tests {
         );
     }
 
+    fn told(said: &str) -> (Vec<&str>, Teller) {
+        let mut teller = Teller::default();
+        let shown = said.lines().filter_map(|line| teller.take(line)).collect();
+        (shown, teller)
+    }
+
+    fn block(text: &str) -> String {
+        let ruler = "-".repeat(74);
+        format!("{ruler}\n{text}\n{ruler}\n")
+    }
+
     #[test]
     fn a_killed_rank_is_found_among_what_mpirun_says() {
-        let ruler = "-".repeat(74);
-        let said = format!(
-            "warning: odd\n{ruler}\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code.\n{ruler}\n{ruler}\nmpirun noticed that process rank 3 with PID 0 on node dp1 exited on signal 9 (Killed).\n{ruler}"
-        );
-        let mut teller = Teller::default();
-        let shown: Vec<&str> = said.lines().filter_map(|line| teller.take(line)).collect();
-        assert_eq!(shown, ["warning: odd"]);
+        let said = [
+            "warning: odd\n[dp0:20784] 1 more process has sent help message\n[loss] falls\n".into(),
+            block(
+                "Primary job  terminated normally, but 1 process returned\na non-zero exit code.",
+            ),
+            block(
+                "mpirun noticed that process rank 3 with PID 0 on node dp1 exited on signal 9 (Killed).",
+            ),
+        ];
+        let said = said.concat();
+        let (shown, teller) = told(&said);
+        assert_eq!(shown, ["warning: odd", "[loss] falls"]);
+        let error = teller.explain(&[(0, 0), (0, 1), (0, 2), (1, 0)], &["dp1"; 4]);
         assert_eq!(
-            teller.killed(),
-            Some((3, "dp1".into(), "9 (Killed)".into()))
+            error.to_string(),
+            "rank 3 on dp1 (stage 1, replica 0) was ended by signal 9 (Killed)"
         );
-        assert!(!teller.reported);
-        assert!(teller.take("error: no data").is_some());
-        assert!(teller.reported);
+    }
+
+    #[test]
+    fn a_lost_machine_is_named_with_its_workers() {
+        let said = block(
+            "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on node dp0\n  Remote daemon: [[1,0],2] on node dp2\n\nThis is usually",
+        );
+        let error = told(&said)
+            .1
+            .explain(&[(0, 0), (1, 0), (1, 1)], &["dp0", "dp2", "dp2"]);
+        assert_eq!(
+            error.to_string(),
+            "the connection to dp2 was lost, where rank 1 (stage 1, replica 0), rank 2 (stage 1, replica 1) ran"
+        );
+    }
+
+    #[test]
+    fn the_first_sentence_of_mpirun_is_enough_and_a_workers_word_comes_first() {
+        let said = block("It cannot start. This is usually caused by:\n* much");
+        let error = told(&said).1.explain(&[], &[]);
+        assert_eq!(error.to_string(), "mpirun: It cannot start");
+        let said = format!("error: no data\n{said}");
+        let (shown, teller) = told(&said);
+        assert_eq!(shown, ["error: no data"]);
+        assert!(matches!(teller.explain(&[], &[]), LaunchError::Reported));
     }
 }

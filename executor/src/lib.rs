@@ -6,7 +6,7 @@
 //! came of it. `program` is what the programs do around that: dp-run, whose workers are threads, and
 //! dp-run-worker (feature `mpi`), which is one worker among those that mpirun or srun started. What runs is the list of operations that the planner proved, nothing else.
 
-mod affinity;
+pub mod affinity;
 pub mod cli;
 pub mod data;
 pub mod error;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use common::{digits, lenet, mnist, norm_dropout_skip, plan, shapes};
+use common::{deep, digits, lenet, mnist, norm_dropout_skip, plan, shapes};
 
 /// mpirun of Open MPI with so many ranks of dp-run-worker; nothing, with a word, where there is none.
 fn mpirun(dir: &TempDir, ranks: usize, arguments: &[&str]) -> Option<Command> {
@@ -170,6 +170,75 @@ fn children(mpirun: u32) -> Vec<u32> {
         .collect()
 }
 
+fn wait_for_losses(dir: &TempDir) {
+    let begun = || fs::metadata(dir.path().join("run/metrics.csv")).is_ok_and(|m| m.len() > 1000);
+    let patience = Instant::now() + Duration::from_secs(120);
+    while !begun() && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn kill(signal: &str, process: u32) {
+    let status = Command::new("kill")
+        .args([signal, &process.to_string()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn sixteen_stages_run_to_the_end_over_mpi() {
+    assert_same(&deep(), &digits(), 8, &[1; 16], 0);
+}
+
+/// Runs dp-run on this machine through mpirun, and kills a worker once there are losses; what it said.
+fn killed_on_hosts(signal: &str, worker: usize) -> Option<String> {
+    let dir = planned(&lenet(), 8, &[2, 1], 0);
+    mpirun(&dir, 1, &[])?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dp-run"));
+    command
+        .current_dir(dir.path())
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .args(["plan.json", "--hosts", "localhost:3", "--synthetic"])
+        .args(["--epochs", "1000000", "--quiet"]);
+    let running = command.stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_losses(&dir);
+    let [mpirun] = children(running.id())[..] else {
+        panic!("dp-run starts one mpirun");
+    };
+    kill(signal, children(mpirun)[worker]);
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    Some(String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_with_its_name() {
+    if let Some(said) = killed_on_hosts("-KILL", 2) {
+        let expected = "(stage 1, replica 0) was ended by signal 9 (Killed)\n";
+        assert!(said.starts_with("error: rank 2 on "), "{said}");
+        assert!(
+            said.ends_with(expected) && said.lines().count() == 1,
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn hosts_without_room_are_refused() {
+    let dir = planned(&lenet(), 8, &[2, 1], 0);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dp-run"));
+    command.current_dir(dir.path());
+    command.args(["plan.json", "--hosts", "a,b", "--synthetic"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        stderr.starts_with("error: --hosts has room for 2 workers, and there are 3"),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn a_stopped_rank_ends_the_run_with_its_name() {
     let dir = planned(&lenet(), 8, &[1, 1], 0);
@@ -178,15 +247,8 @@ fn a_stopped_rank_ends_the_run_with_its_name() {
         return;
     };
     let running = command.stderr(Stdio::piped()).spawn().unwrap();
-    let begun = || fs::metadata(dir.path().join("run/metrics.csv")).is_ok_and(|m| m.len() > 1000);
-    let patience = Instant::now() + Duration::from_secs(120);
-    while !begun() && Instant::now() < patience {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let ranks = children(running.id());
-    let stopped = ranks[1].to_string();
-    let status = Command::new("kill").args(["-STOP", &stopped]).status();
-    assert!(status.unwrap().success());
+    wait_for_losses(&dir);
+    kill("-STOP", children(running.id())[1]);
     let output = running.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());

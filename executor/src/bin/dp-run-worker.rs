@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use clap::Parser;
+use executor::affinity::Seat;
 use executor::cli::Cli;
 use executor::program::{self, Prepared};
 use executor::stage;
@@ -103,13 +104,19 @@ fn open(
 fn run(cli: &Cli, world: &SimpleCommunicator, hosts: &[String], prepared: &Prepared) -> ExitCode {
     let job = &prepared.job;
     let (rank, workers) = (world.rank() as usize, job.workers());
+    let here = |ranks: &[String]| ranks.iter().filter(|h| **h == hosts[rank]).count();
+    let seat = Seat {
+        index: here(&hosts[..rank]),
+        of: here(hosts),
+    };
     let result = if rank == 0 {
         prepared.warn(false);
         let (mut exchange, link) = remote::coordinate(workers);
         let end = link.end.clone();
         thread::scope(|scope| {
             let coordinator = scope.spawn(move || {
-                let result = prepared.run(cli, |job, observer| train_over(job, link, observer));
+                let result =
+                    prepared.run(cli, |job, observer| train_over(job, link, seat, observer));
                 if result.is_err() {
                     end.give_up();
                 }
@@ -121,7 +128,7 @@ fn run(cli: &Cli, world: &SimpleCommunicator, hosts: &[String], prepared: &Prepa
     } else {
         let (mut exchange, end, tasks) = remote::follow(rank, workers);
         thread::scope(|scope| {
-            let worker = scope.spawn(move || remote::serve(job, &end, &tasks, &hosts[rank]));
+            let worker = scope.spawn(move || remote::serve(job, &end, &tasks, &hosts[rank], seat));
             carry_or_abort(world, &mut exchange, job, hosts);
             worker.join().map(Ok)
         })

@@ -14,6 +14,7 @@ use super::remote::Link;
 use super::squad::{Squad, in_flight};
 use super::task::Task;
 use super::{Job, Observer, Step};
+use crate::affinity::Seat;
 use crate::error::RunError;
 use crate::stage::{self, Stage};
 use crate::transport::{AbortHandle, Endpoint, Transport, local};
@@ -71,17 +72,21 @@ impl Crew {
     pub fn start(job: &Job) -> Result<Self, RunError> {
         let workers = job.workers();
         let (transports, abort) = local(workers);
-        let transports = transports
-            .into_iter()
-            .map(|transport| Box::new(transport) as Box<dyn Transport>);
+        let members = transports.into_iter().enumerate().map(|(worker, end)| {
+            let seat = Seat {
+                index: worker,
+                of: workers,
+            };
+            (worker, seat, Box::new(end) as Box<dyn Transport>)
+        });
         let (report, events) = channel();
         let gauges: Vec<Arc<AtomicU64>> = (0..workers).map(|_| Arc::default()).collect();
-        let squad = Squad::start(job, transports.enumerate(), &gauges, &report)?;
+        let squad = Squad::start(job, members, &gauges, &report)?;
         Ok(Crew::new(job, squad, None, events, abort, gauges))
     }
 
     /// Starts worker 0 in this process; the others are in theirs.
-    pub fn start_over(job: &Job, link: Link) -> Result<Self, RunError> {
+    pub fn start_over(job: &Job, link: Link, seat: Seat) -> Result<Self, RunError> {
         let Link {
             end,
             events,
@@ -90,7 +95,7 @@ impl Crew {
         let transport: Box<dyn Transport> = Box::new(end.transport());
         let abort = end.abort_handle();
         let gauges = end.gauges.clone();
-        let squad = Squad::start(job, [(end.worker, transport)], &gauges, &report)?;
+        let squad = Squad::start(job, [(end.worker, seat, transport)], &gauges, &report)?;
         Ok(Crew::new(job, squad, Some(end), events, abort, gauges))
     }
 

@@ -14,6 +14,7 @@ use models::graph::Graph;
 use models::init;
 use models::tensor::Tensor;
 
+use crate::affinity::Seat;
 use crate::data::{DataError, Dataset, Minibatch};
 use crate::error::RunError;
 use crate::learning_rate::Course;
@@ -173,17 +174,18 @@ pub fn train(job: &Job, observer: &mut dyn Observer) -> Result<Outcome, RunError
     lead(job, Crew::start(job)?, observer)
 }
 
-/// As [`train`], with worker 0 in this process and every other one in a process of its own, which
-/// [`remote::serve`]s.
+/// As [`train`], with worker 0 in this process, on this `seat`, and every other one in a process of its own,
+/// which [`remote::serve`]s.
 ///
 /// # Errors
 /// As [`train`]. After an error the other processes still wait: end them.
 pub fn train_over(
     job: &Job,
     link: remote::Link,
+    seat: Seat,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
-    lead(job, Crew::start_over(job, link)?, observer)
+    lead(job, Crew::start_over(job, link, seat)?, observer)
 }
 
 fn lead(job: &Job, mut crew: Crew, observer: &mut dyn Observer) -> Result<Outcome, RunError> {

@@ -10,7 +10,7 @@ use models::optimizer::OptimizerState;
 use models::tensor::Tensor;
 
 use super::{Job, cores_here};
-use crate::affinity;
+use crate::affinity::{self, Seat};
 use crate::stage::Stage;
 use crate::transport::Transport;
 use crate::worker::versions::VersionStore;
@@ -28,7 +28,8 @@ pub struct Recruit {
     settings: Settings,
     device: String,
     threads: usize,
-    pin: bool,
+    /// Where it stays on cores of its own.
+    seat: Option<Seat>,
     gauge: Arc<AtomicU64>,
     events: Sender<Event>,
 }
@@ -40,6 +41,7 @@ impl Recruit {
         stage: &Stage,
         replica: usize,
         transport: Box<dyn Transport>,
+        seat: Seat,
         gauge: Arc<AtomicU64>,
         events: Sender<Event>,
     ) -> Self {
@@ -59,7 +61,7 @@ impl Recruit {
             device: job.device.clone(),
             threads: job.threads,
             // Sharing cores is best left to the system.
-            pin: job.pin && job.cores_wanted() <= cores_here(),
+            seat: Some(seat).filter(|seat| job.pin && seat.of * job.threads <= cores_here()),
             gauge,
             events,
         }
@@ -67,8 +69,8 @@ impl Recruit {
 
     /// Opens the device, uploads the first weights, and carries out commands.
     pub fn run(self, commands: &Receiver<Command>) {
-        if self.pin {
-            affinity::bind(self.id * self.threads, self.threads);
+        if let Some(seat) = self.seat {
+            affinity::bind(seat.index * self.threads, self.threads);
         }
         let device = match device::open(&self.device, self.threads) {
             Ok(device) => device,

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use super::Job;
 use super::squad::Squad;
 use super::task::{Task, event_from_letter, event_to_letter};
+use crate::affinity::Seat;
 use crate::error::RunError;
 use crate::transport::{Endpoint, Exchange, Transport};
 use crate::worker::{Event, WorkerError};
@@ -69,17 +70,23 @@ pub fn follow(worker: usize, workers: usize) -> (Exchange, Endpoint, Receiver<Ta
 /// Carries out the coordinator's tasks until there are no more.
 ///
 /// Failures go to the coordinator, which ends the run; `host` is where this process says that it runs.
-pub fn serve(job: &Job, end: &Endpoint, tasks: &Receiver<Task>, host: &str) {
-    if let Err(error) = attend(job, end, tasks, host) {
+pub fn serve(job: &Job, end: &Endpoint, tasks: &Receiver<Task>, host: &str, seat: Seat) {
+    if let Err(error) = attend(job, end, tasks, host, seat) {
         report_failure(end, &error, host);
     }
     end.close();
 }
 
-fn attend(job: &Job, end: &Endpoint, tasks: &Receiver<Task>, host: &str) -> Result<(), RunError> {
+fn attend(
+    job: &Job,
+    end: &Endpoint,
+    tasks: &Receiver<Task>,
+    host: &str,
+    seat: Seat,
+) -> Result<(), RunError> {
     let (report, events) = channel();
     let transport = Box::new(end.transport());
-    let member: (usize, Box<dyn Transport>) = (end.worker, transport);
+    let member: (usize, Seat, Box<dyn Transport>) = (end.worker, seat, transport);
     let mut squad = Squad::start(job, [member], &end.gauges, &report)?;
     for task in tasks {
         let mut answers = squad.begin(job, task)?;

@@ -10,6 +10,7 @@ use planner::schedule::{Schedule, whole_rounds};
 use super::recruit::Recruit;
 use super::task::Task;
 use super::{Job, Material};
+use crate::affinity::Seat;
 use crate::data::loader::{Delivery, Feed, Loader, Reader};
 use crate::error::RunError;
 use crate::learning_rate::LearningRate;
@@ -32,11 +33,11 @@ struct Member {
 }
 
 impl Squad {
-    /// Starts a thread for each worker that a transport is given for; `gauges` has one entry for every worker
-    /// of the run.
+    /// Starts a thread for each worker that a seat and a transport are given for; `gauges` has one entry for
+    /// every worker of the run.
     pub fn start(
         job: &Job,
-        transports: impl IntoIterator<Item = (usize, Box<dyn Transport>)>,
+        workers: impl IntoIterator<Item = (usize, Seat, Box<dyn Transport>)>,
         gauges: &[Arc<AtomicU64>],
         report: &Sender<Event>,
     ) -> Result<Self, RunError> {
@@ -46,7 +47,7 @@ impl Squad {
             .flat_map(|stage| (0..stage.shape.replicas).map(|replica| (stage.index, replica)))
             .collect();
         let mut members = Vec::new();
-        for (worker, transport) in transports {
+        for (worker, seat, transport) in workers {
             let (stage, replica) = roles[worker];
             let (command, commands) = channel();
             let gauge = Arc::clone(&gauges[worker]);
@@ -55,6 +56,7 @@ impl Squad {
                 &job.stages[stage],
                 replica,
                 transport,
+                seat,
                 gauge,
                 report.clone(),
             );

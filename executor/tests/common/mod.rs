@@ -38,6 +38,11 @@ pub fn norm_dropout_skip() -> PathBuf {
     repository("executor/tests/models/norm_dropout_skip.onnx")
 }
 
+/// Sixteen fully connected layers for 8x8 digits.
+pub fn deep() -> PathBuf {
+    repository("executor/tests/models/deep.onnx")
+}
+
 /// 10,000 digits for [`lenet`].
 pub fn mnist() -> PathBuf {
     repository("data/mnist10k.npz")
