@@ -344,7 +344,7 @@ proptest! {
     ) {
         static KNOWN: LazyLock<Vec<Case>> = LazyLock::new(|| {
             let onnxruntime = golden::cases(include_str!("../golden/operators.json"));
-            let torch = golden::cases(include_str!("../golden/torch.json"));
+            let torch = golden::cases(include_str!("../golden/pytorch.json"));
             onnxruntime.into_iter().chain(torch).map(|(case, _)| case).collect()
         });
         let mut case = KNOWN[number.index(KNOWN.len())].clone();

@@ -1,4 +1,4 @@
-//! Forward and backward against PyTorch (`golden/torch.json`).
+//! Forward and backward against PyTorch (`golden/pytorch.json`).
 
 use crate::golden;
 use crate::support::{assert_close, context, cpu, saved};
@@ -7,7 +7,7 @@ use crate::support::{assert_close, context, cpu, saved};
 fn operators_and_their_gradients_are_pytorchs() {
     let device = cpu();
     let cx = context(&*device, true);
-    let cases = golden::cases(include_str!("../golden/torch.json"));
+    let cases = golden::cases(include_str!("../golden/pytorch.json"));
     assert!(cases.len() > 20);
     for (number, (case, golden)) in cases.iter().enumerate() {
         let what = |of: String| {

@@ -7,9 +7,12 @@ use models::device::Device;
 use models::graph::{BuildOptions, Graph};
 use models::loss::Loss;
 use models::onnx::Model;
+use models::onnx::proto::ModelProto;
+use models::ops::ValueType;
 use models::optimizer::{Optimizer, OptimizerState};
 use models::program::Program;
 use models::tensor::{DType, Tensor};
+use prost::Message;
 use serde_json::Value;
 
 use crate::support::{assert_close, context, cpu};
@@ -222,4 +225,100 @@ fn case_g3_padding_and_rounding_up() {
 #[test]
 fn case_g4_embedding_that_is_the_output_matrix_too() {
     check_case("g4_tied_embedding");
+}
+
+/// The minibatch of a step as `golden/whole_models.py` makes it.
+fn synthetic(name: &str, ty: &ValueType, step: usize) -> Tensor {
+    let hash = |index: usize| {
+        let mut h = (index as u32).wrapping_mul(2_654_435_761);
+        h = (h ^ (h >> 15)).wrapping_mul(2_246_822_519);
+        h ^ (h >> 13)
+    };
+    let count: usize = ty.shape.iter().product();
+    let numbers = (step * count..(step + 1) * count).map(hash);
+    match ty.dtype {
+        DType::I64 if name.contains("mask") => Tensor::from_i64(&ty.shape, vec![1; count]),
+        DType::I64 => {
+            let tokens = numbers.map(|h| i64::from(h % 17));
+            Tensor::from_i64(&ty.shape, tokens.collect::<Vec<_>>())
+        }
+        _ => {
+            let numbers = numbers.map(|h| (h >> 16) as f32 / 32768.0 - 1.0);
+            Tensor::from_f32(&ty.shape, numbers.collect::<Vec<_>>())
+        }
+    }
+}
+
+/// The export without its dropout, which no other implementation's random numbers would match.
+fn without_dropout(path: &Path) -> Model {
+    let mut proto = ModelProto::decode(&std::fs::read(path).unwrap()[..]).unwrap();
+    for node in &mut proto.graph.as_mut().unwrap().node {
+        if node.op_type() == "Dropout" {
+            node.op_type = Some("Identity".into());
+            node.input.truncate(1);
+            node.output.truncate(1);
+            node.attribute.clear();
+        }
+    }
+    Model::from_bytes(proto.encode_to_vec(), path).unwrap()
+}
+
+#[test]
+fn exports_train_like_pytorch() {
+    let golden: Value = serde_json::from_str(include_str!("../golden/whole_models.json")).unwrap();
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/models"));
+    if !folder.exists() {
+        eprintln!("skipped: {} is not there", folder.display());
+        return;
+    }
+    let device = cpu();
+    let cx = context(&*device, true);
+    let mut apart = Vec::new();
+    for (name, golden_model) in golden["models"].as_object().unwrap() {
+        let model = without_dropout(&folder.join(name));
+        let options = BuildOptions {
+            batch: Some(golden_model["batch"].as_u64().unwrap() as usize),
+            ..BuildOptions::default()
+        };
+        let graph = Graph::build(&model, &options).unwrap();
+        let (program, mut weights) = whole(&graph, Loss::CrossEntropy, &*device);
+        let states = program.states().iter();
+        let mut states: Vec<Tensor> = states.map(|&s| graph.states()[s].tensor.clone()).collect();
+        let optimizer = Optimizer::Sgd {
+            momentum: golden["momentum"].as_f64().unwrap() as f32,
+            weight_decay: 0.0,
+            nesterov: false,
+        };
+        let lr = golden_model["lr"].as_f64().unwrap() as f32;
+        let mut state = OptimizerState::default();
+        let expected = numbers(&golden_model["losses"]);
+        let rounding = numbers(&golden_model["rounding"]);
+        for (step, &expected) in expected.iter().enumerate() {
+            let inputs = program.inputs().iter().map(|&input| {
+                let value = &graph.values()[input];
+                synthetic(&value.name, &value.ty, step)
+            });
+            let (outputs, stash) = program.forward(&cx, inputs.collect(), &weights, &mut states);
+            let classes = *outputs[0].shape().last().unwrap();
+            let rows = outputs[0].len() / classes;
+            let labels = (0..rows).map(|i| ((i * 3 + step) % classes) as i64);
+            let labels = Tensor::from_i64(&[rows], labels.collect::<Vec<_>>());
+            let logits = outputs[0].reshape(&[rows, classes]);
+            let loss = Loss::CrossEntropy.forward_backward(&*device, &logits, &labels);
+            let gradient = loss.gradient.into_shape(outputs[0].shape());
+            let difference = (loss.loss - expected).abs() / expected;
+            // What PyTorch's own single precision is off by, no other can be expected to avoid.
+            let tolerance = 1e-4 + 4.0 * rounding[step];
+            if difference.is_nan() || difference > tolerance {
+                apart.push(format!(
+                    "{name}, step {step}: {} where PyTorch has {expected}",
+                    loss.loss
+                ));
+                break;
+            }
+            let gradients = program.backward(&cx, stash, &weights, vec![Some(gradient)]);
+            weights = optimizer.step(&*device, &mut state, weights, &gradients.weights, lr);
+        }
+    }
+    assert!(apart.is_empty(), "{}", apart.join("\n"));
 }

@@ -1,6 +1,6 @@
-"""Writes torch.json: forward and backward of operators as PyTorch computes them.
+"""Writes pytorch.json: forward and backward of operators as PyTorch computes them.
 
-Run with torch and numpy installed:  python torch.py
+Run with torch and numpy installed:  python pytorch.py
 The tests read the file only.
 """
 import json
