@@ -281,7 +281,7 @@ fn exports_train_like_pytorch() {
             ..BuildOptions::default()
         };
         let graph = Graph::build(&model, &options).unwrap();
-        let (program, mut weights) = whole(&graph, Loss::CrossEntropy, &*device);
+        let (program, mut weights) = whole(&graph, Loss::CROSS_ENTROPY, &*device);
         let states = program.states().iter();
         let mut states: Vec<Tensor> = states.map(|&s| graph.states()[s].tensor.clone()).collect();
         let optimizer = Optimizer::Sgd {
@@ -304,7 +304,7 @@ fn exports_train_like_pytorch() {
             let labels = (0..rows).map(|i| ((i * 3 + step) % classes) as i64);
             let labels = Tensor::from_i64(&[rows], labels.collect::<Vec<_>>());
             let logits = outputs[0].reshape(&[rows, classes]);
-            let loss = Loss::CrossEntropy.forward_backward(&*device, &logits, &labels);
+            let loss = Loss::CROSS_ENTROPY.forward_backward(&*device, &logits, &labels);
             let gradient = loss.gradient.into_shape(outputs[0].shape());
             let difference = (loss.loss - expected).abs() / expected;
             // What PyTorch's own single precision is off by, no other can be expected to avoid.
