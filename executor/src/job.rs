@@ -13,7 +13,7 @@ use models::optimizer::Optimizer;
 use models::random::Stream;
 use models::tensor::{DType, Tensor};
 use planner::Plan;
-use planner::schedule::{ScheduleKind, StageShape};
+use planner::schedule::{Pace, ScheduleKind, StageShape};
 
 use crate::data::shuffle::below;
 use crate::data::{self, DataOptions, Input, Minibatch, Signature};
@@ -86,21 +86,13 @@ const SYNTHETIC_POOL: usize = 8;
 
 /// Refuses what this version can plan and not yet carry out.
 fn check_supported(plan_file: &Path, plan: &Plan) -> Result<(), RunError> {
-    if !plan.pace().has_own_rounds() || plan.schedule == ScheduleKind::Interleaved {
-        return Err(RunError::Plan(format!(
-            "{}: dp-run cannot carry out the schedule `{}` yet: plan with `--schedule 1f1b`",
-            plan_file.display(),
-            plan.schedule
-        )));
+    if plan.schedule != ScheduleKind::Interleaved {
+        return Ok(());
     }
-    let recomputing = plan.stages.iter().position(|stage| stage.recompute);
-    match recomputing {
-        Some(stage) => Err(RunError::Plan(format!(
-            "{}: stage {stage} recomputes its forward, which dp-run cannot do yet: plan with `--recompute never`",
-            plan_file.display()
-        ))),
-        None => Ok(()),
-    }
+    Err(RunError::Plan(format!(
+        "{}: dp-run cannot carry out free pieces, several on a worker: plan without --non-contiguous",
+        plan_file.display()
+    )))
 }
 
 /// Opens and checks everything that a run needs; nothing is written before this succeeds.
@@ -131,7 +123,16 @@ pub fn prepare(
 
     let (layers, shapes) = placement(plan, &graph, options.baseline);
     let loss_value = graph.training_output(options.loss).value;
-    let stages = stage::cut(&graph, &layers, &shapes, loss_value)?;
+    let mut stages = stage::cut(&graph, &layers, &shapes, loss_value)?;
+    let pace = match options.baseline {
+        None => {
+            for (stage, planned) in stages.iter_mut().zip(&plan.stages) {
+                stage.recompute = planned.recompute;
+            }
+            plan.pace()
+        }
+        Some(_) => Pace::ONE_F_ONE_B,
+    };
     let signature = Arc::new(signature(&graph, options.loss)?);
     let material = match &options.data {
         Some(files) => Material::Dataset(data::open(files, &signature)?),
@@ -153,6 +154,7 @@ pub fn prepare(
             seed: options.seed,
             loss: options.loss,
             optimizer: options.optimizer,
+            pace,
             weight_stashing: options.weight_stashing,
             clip_norm: options.clip_norm,
         },

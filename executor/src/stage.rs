@@ -27,6 +27,8 @@ pub struct Stage {
     pub index: usize,
     /// Replicas, depth and delay.
     pub shape: StageShape,
+    /// Whether it keeps its inputs only and runs forward again before each backward.
+    pub recompute: bool,
     /// Number of the worker that is replica 0.
     pub first_worker: usize,
     /// The layers as one unit that runs forward and backward.
@@ -143,6 +145,7 @@ pub fn cut(
         stages.push(Stage {
             index,
             shape,
+            recompute: false,
             first_worker,
             loss_output: program.outputs().iter().position(|&v| v == loss_value),
             program,

@@ -11,7 +11,7 @@ use models::device::params::Binary;
 use models::ops::Context;
 use models::optimizer::Optimizer;
 use models::tensor::Tensor;
-use planner::schedule::StageShape;
+use planner::schedule::{Pace, ScheduleKind, StageShape};
 
 use common::{digits, job, lenet, mnist, norm_dropout_skip, options, plan, run, shapes};
 
@@ -93,8 +93,21 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
                 depth,
                 delay,
             } = stage.shape;
-            let round = m / replicas;
-            let version = (round + 1).saturating_sub(depth + delay);
+            let length = round_length(job, s);
+            let lag = match job.settings.pace.kind {
+                ScheduleKind::OneFOneB => depth + delay,
+                ScheduleKind::TwoBw => 2,
+                ScheduleKind::OneFOneBFlush | ScheduleKind::Gpipe => 1,
+                // The largest of what any stage has in flight, in steps of all.
+                ScheduleKind::VerticalSync => {
+                    let all = job.stages.iter().map(|stage| stage.shape);
+                    let lag =
+                        |s: StageShape| 1 + ((s.depth - 1) * s.replicas).div_ceil(length) + s.delay;
+                    all.map(lag).max().unwrap()
+                }
+                other => panic!("{other} has no rule here"),
+            };
+            let version = (m / length + 1).saturating_sub(lag);
             let weights = weights_of(s, &stages[s].versions[version]);
             let inputs = stage.program.inputs().iter();
             let inputs = inputs
@@ -141,7 +154,7 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
                 }
             }
             simulated.summed += 1;
-            if simulated.summed == stage.shape.replicas || m + 1 == minibatches {
+            if simulated.summed == round_length(job, s) || m + 1 == minibatches {
                 let scale = stage.shape.replicas as f32 / job.stages[0].shape.replicas as f32;
                 // The warm-up, then the cosine, at the round's first minibatch.
                 let first = m + 1 - simulated.summed;
@@ -150,7 +163,8 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
                 let share = first.saturating_sub(warm_up) as f32 / (minibatches - warm_up) as f32;
                 let cosine = (1.0 + (std::f32::consts::PI * share).cos()) / 2.0;
                 let base = job.learning_rate * if first < warm_up { risen } else { cosine };
-                let rate = base * if job.scale_learning_rate { scale } else { 1.0 };
+                let scaled = job.scale_learning_rate && job.settings.pace.has_own_rounds();
+                let rate = base * if scaled { scale } else { 1.0 };
                 let mut next = simulated.versions.last().unwrap().clone();
                 let mean = |g: f32| f64::from(g / simulated.summed as f32);
                 let all = simulated.gradients.iter().flatten();
@@ -176,6 +190,14 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
         }
     }
     losses
+}
+
+/// Minibatches of a step of a stage.
+fn round_length(job: &Job, stage: usize) -> usize {
+    match job.settings.pace.microbatches {
+        0 => job.stages[stage].shape.replicas,
+        together => together,
+    }
 }
 
 fn assert_close(pipeline: &[f32], simulation: &[f32], what: &str) {
@@ -256,6 +278,59 @@ fn a_language_model_follows_the_rule() {
     let data = std::path::PathBuf::from(format!("text:{}", file.display()));
     let model = common::repository("models/zoo/chargpt.onnx");
     check(&model, &data, &[&[1, 1], &[2, 1], &[1, 1, 1]], 3);
+}
+
+#[test]
+fn every_kind_of_schedule_follows_its_rule() {
+    for kind in [
+        ScheduleKind::OneFOneBFlush,
+        ScheduleKind::Gpipe,
+        ScheduleKind::TwoBw,
+        ScheduleKind::VerticalSync,
+    ] {
+        for (replicas, delay) in [(&[1, 1][..], 0), (&[2, 1], 0), (&[1, 2, 1], 1)] {
+            let what = format!("{kind} {replicas:?}");
+            let mut plan = plan(&lenet(), 16, &shapes(replicas, delay));
+            let pace = Pace::new(kind, &plan.shapes(), None).unwrap();
+            plan.schedule = kind;
+            plan.microbatches = Some(pace.microbatches);
+            // Whole steps, and a partial one.
+            let minibatches = 2 * pace.microbatches + 3;
+            let job = job(&plan, &options(&mnist(), minibatches));
+            let (losses, outcome) = run(&job);
+            assert_close(&losses, &simulate(&job, minibatches), &what);
+            for (stage, worker) in plan
+                .stages
+                .iter()
+                .enumerate()
+                .map(|(s, p)| (s, p.workers[0]))
+            {
+                let most = pace.holding(&plan.shapes(), stage).versions;
+                let held = outcome.workers[worker].most_versions;
+                assert!(
+                    held <= most,
+                    "{what}: worker {worker} held {held} of {most}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stage_that_runs_forward_again_learns_the_same() {
+    let mut plan = plan(&norm_dropout_skip(), 16, &shapes(&[2, 1, 2], 0));
+    let plain = job(&plan, &options(&digits(), 21));
+    for stage in &mut plan.stages {
+        stage.recompute = true;
+    }
+    let again = job(&plan, &options(&digits(), 21));
+    assert!(again.stages.iter().all(|stage| stage.recompute));
+    let ((losses, outcome), (expected, other)) = (run(&again), run(&plain));
+    assert_eq!(losses, expected);
+    let states = outcome.states.iter().zip(&other.states);
+    assert!(states.into_iter().all(|(a, b)| a.f32s() == b.f32s()));
+    let weights = outcome.weights.iter().zip(&other.weights);
+    assert!(weights.into_iter().all(|(a, b)| a.f32s() == b.f32s()));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use planner::schedule::{Schedule, whole_rounds};
+use planner::schedule::{Pace, Schedule, whole_rounds};
 
 use super::recruit::Recruit;
 use super::task::Task;
@@ -86,8 +86,10 @@ impl Squad {
                 first_minibatch,
                 steps_before,
             } => {
-                let schedule = Arc::new(schedule(&job.stages, minibatches)?);
-                let granularity = whole_rounds(job.stages.iter().map(|s| s.shape.replicas));
+                let pace = job.settings.pace;
+                let schedule = Arc::new(schedule(pace, &job.stages, minibatches)?);
+                let rounds = whole_rounds(job.stages.iter().map(|s| s.shape.replicas));
+                let granularity = rounds.max(pace.microbatches);
                 let feeds = self.load(job, job.training_feed(epoch, minibatches), granularity);
                 let rate = LearningRate {
                     base: job.learning_rate,
@@ -97,7 +99,8 @@ impl Squad {
                 let first_replicas = job.stages[0].shape.replicas as f32;
                 for (member, feed) in self.members.iter().zip(feeds) {
                     let replicas = job.stages[member.stage].shape.replicas as f32;
-                    let factor = if job.scale_learning_rate {
+                    // Stages that step together have the same global batch.
+                    let factor = if job.scale_learning_rate && pace.has_own_rounds() {
                         replicas / first_replicas
                     } else {
                         1.0
@@ -175,6 +178,7 @@ impl Squad {
             .collect();
         // A plan may be deeper than an epoch is long.
         let window = in_flight(&job.stages)
+            .max(job.settings.pace.microbatches)
             .saturating_add(2)
             .min(feed.minibatches().max(1));
         let (loader, feeds) =
@@ -198,9 +202,9 @@ pub fn in_flight(stages: &[Stage]) -> usize {
 }
 
 /// The proved schedule of so many minibatches.
-fn schedule(stages: &[Stage], minibatches: usize) -> Result<Schedule, RunError> {
+fn schedule(pace: Pace, stages: &[Stage], minibatches: usize) -> Result<Schedule, RunError> {
     let shapes: Vec<_> = stages.iter().map(|stage| stage.shape).collect();
-    let schedule = Schedule::one_f_one_b(&shapes, &stage::links(stages), minibatches)
+    let schedule = Schedule::new(pace, &shapes, &stage::links(stages), minibatches)
         .map_err(|e| RunError::Plan(e.to_string()))?;
     schedule
         .check()

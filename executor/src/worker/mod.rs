@@ -15,7 +15,7 @@ use models::loss::Loss;
 use models::ops::Context;
 use models::optimizer::{Optimizer, OptimizerState};
 use models::tensor::Tensor;
-use planner::schedule::Schedule;
+use planner::schedule::{Pace, Schedule};
 use serde::{Deserialize, Serialize};
 
 use crate::data::loader::Delivery;
@@ -35,6 +35,8 @@ pub struct Settings {
     pub loss: Loss,
     /// How weights are stepped.
     pub optimizer: Optimizer,
+    /// The kind of schedule, and how many minibatches make a step where all stages step together.
+    pub pace: Pace,
     /// Whether a backward reads the version its forward read; without it every pass reads the newest.
     pub weight_stashing: bool,
     /// Largest norm of a stage's gradient.

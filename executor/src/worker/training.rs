@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use models::device::params::Binary;
+use models::device::params::{Binary, Unary};
 use models::ops::Context;
 use models::optimizer::clip_norm;
 use models::program::Stash;
 use models::tensor::Tensor;
-use planner::schedule::{Op, Schedule};
+use planner::schedule::{Op, Pace, Schedule};
 
 use super::{Event, Worker, WorkerError};
 use crate::data::loader::Delivery;
@@ -28,8 +28,10 @@ struct InFlight {
     unsent: usize,
     /// Links that have not sent their gradients yet.
     unreturned: usize,
-    /// From forward to backward.
+    /// From forward to backward, where the stage does not recompute.
     stash: Option<Stash>,
+    /// The program's inputs, from forward to backward, where it does.
+    kept: Vec<Tensor>,
     /// Gradients of the outputs, until the backward.
     gradients: Vec<Option<Tensor>>,
     /// Gradients of the inputs, from the backward until they are sent.
@@ -40,7 +42,7 @@ struct InFlight {
 #[derive(Default)]
 struct Segment {
     in_flight: HashMap<usize, InFlight>,
-    /// Gradients of the weights, by round, from the backward to the all-reduce or step.
+    /// Sums of the gradients of the weights, by round, from the first backward to the all-reduce or step.
     gradients: HashMap<usize, Vec<Tensor>>,
     /// Numbers of all-reduces under way, by round.
     reducing: HashMap<usize, u64>,
@@ -54,9 +56,9 @@ impl Segment {
     }
 
     /// A run is stopped between whole rounds of every stage.
-    fn is_round_stopped(&self, round: usize, stage: &Stage) -> bool {
-        let replicas = stage.shape.replicas;
-        self.stopped.is_some_and(|first| round >= first / replicas)
+    fn is_round_stopped(&self, round: usize, pace: Pace, stage: &Stage) -> bool {
+        let first = self.stopped.map(|first| pace.round_of(&stage.shape, first));
+        first.is_some_and(|first| round >= first)
     }
 
     fn take_activations(&mut self, stage: &Stage, from: usize, minibatch: usize, message: Message) {
@@ -118,6 +120,10 @@ impl Worker {
         let stage = &stages[self.stage];
         let operations = &schedule.operations[self.id];
         self.versions.begin(operations);
+        let pace = self.settings.pace;
+        let length = pace.round_length(&stage.shape);
+        // Minibatches of a round, of which the last may be partial.
+        let in_round = |round: usize| length.min(schedule.minibatches - round * length);
         let mut segment = Segment::default();
         let begin = Instant::now();
         let idle = self.idle();
@@ -172,21 +178,28 @@ impl Worker {
                     let message = segment.give_gradients(stage, to, minibatch);
                     self.transport.send(peer, tag, message);
                 }
-                Op::AllReduce { round } if !segment.is_round_stopped(round, stage) => {
+                Op::AllReduce { round } if !segment.is_round_stopped(round, pace, stage) => {
                     let number = self.next_round();
                     segment.reducing.insert(round, number);
+                    // The mean over the replicas that have one will be the mean over the minibatches.
+                    let minibatches = in_round(round);
+                    let givers = stage.shape.replicas.min(minibatches);
+                    let share = givers as f32 / minibatches as f32;
                     let gradients = segment.gradients.remove(&round);
+                    let gradients = gradients.map(|sums| self.scaled(sums, share));
                     self.transport
                         .all_reduce_begin(&self.group(), number, gradients);
                 }
-                Op::Step { round, .. } if !segment.is_round_stopped(round, stage) => {
+                Op::Step { round, .. } if !segment.is_round_stopped(round, pace, stage) => {
                     let gradients = match segment.reducing.remove(&round) {
                         Some(number) => self.transport.all_reduce_wait(&self.group(), number)?,
                         // A stage without replicas has its gradients at once.
-                        None => segment.gradients.remove(&round).unwrap_or_default(),
+                        None => {
+                            let sums = segment.gradients.remove(&round).unwrap_or_default();
+                            self.scaled(sums, 1.0 / in_round(round) as f32)
+                        }
                     };
-                    let first = round * stage.shape.replicas;
-                    self.step(gradients, rate.at(steps_before + first));
+                    self.step(gradients, rate.at(steps_before + round * length));
                 }
                 // Passed over: the run was stopped before this minibatch.
                 _ => {}
@@ -224,6 +237,10 @@ impl Worker {
             target = delivery.target.map(|t| self.device.upload(&t));
         }
         let inputs = std::mem::take(&mut slot.inputs).into_iter().flatten();
+        let inputs: Vec<Tensor> = inputs.collect();
+        if stage.recompute {
+            slot.kept.clone_from(&inputs);
+        }
         let context = Context {
             device: &*self.device,
             training: true,
@@ -232,7 +249,7 @@ impl Worker {
         };
         let (outputs, stash) = stage.program.forward(
             &context,
-            inputs.collect(),
+            inputs,
             self.versions.get(version),
             &mut self.states,
         );
@@ -258,7 +275,7 @@ impl Worker {
                 at: Instant::now(),
             });
         }
-        slot.stash = Some(stash);
+        slot.stash = (!stage.recompute).then_some(stash);
         slot.unsent = stage.outgoing.len();
         if slot.unsent > 0 {
             slot.outputs = outputs.into_iter().map(Some).collect();
@@ -299,8 +316,15 @@ impl Worker {
     ) {
         let slot = segment.in_flight.get_mut(&minibatch);
         let slot = slot.expect("a checked schedule runs a backward after its forward");
-        let stash = slot.stash.take().expect("and only once");
+        let (stash, kept) = (slot.stash.take(), std::mem::take(&mut slot.kept));
         let context = self.context(true, first_minibatch + minibatch as u64);
+        let stash = stash.unwrap_or_else(|| {
+            // The same version, masks and statistics of the minibatch; the running statistics have seen it.
+            let mut seen = self.states.clone();
+            let weights = self.versions.get(version);
+            let (_, stash) = stage.program.forward(&context, kept, weights, &mut seen);
+            stash
+        });
         let gradients = stage.program.backward(
             &context,
             stash,
@@ -308,14 +332,29 @@ impl Worker {
             std::mem::take(&mut slot.gradients),
         );
         self.versions.release(version);
-        segment
-            .gradients
-            .insert(minibatch / stage.shape.replicas, gradients.weights);
+        let round = self.settings.pace.round_of(&stage.shape, minibatch);
+        let sums = match segment.gradients.remove(&round) {
+            None => gradients.weights,
+            Some(sums) => {
+                let pairs = sums.into_iter().zip(gradients.weights);
+                let add = |(sum, more)| self.device.binary(Binary::Add, sum, more);
+                pairs.map(add).collect()
+            }
+        };
+        segment.gradients.insert(round, sums);
         slot.unreturned = stage.incoming.iter().filter(|link| link.gradient).count();
         slot.input_gradients = gradients.inputs;
         if slot.unreturned == 0 {
             segment.in_flight.remove(&minibatch);
         }
+    }
+
+    fn scaled(&self, gradients: Vec<Tensor>, factor: f32) -> Vec<Tensor> {
+        if factor == 1.0 {
+            return gradients;
+        }
+        let scale = |gradient| self.device.unary(Unary::Scale(factor), gradient);
+        gradients.into_iter().map(scale).collect()
     }
 
     fn step(&mut self, mut gradients: Vec<Tensor>, learning_rate: f32) {
