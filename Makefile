@@ -81,6 +81,15 @@ table1: build ## the papers' clusters in simulation: make table1 PEERS=folder wi
 peers: build ## dp-plan beside other planners' figures: make peers PEERS=folder with their profiles and tables
 	@python3 tools/peers $(BIN) $(or $(PEERS),../shared)
 
+.PHONY: exports
+exports: build ## profile, plan and train exported models, verify in ONNX Runtime: make exports MODELS=folder of .onnx files
+	@models="$(or $(MODELS),../shared/models)"; \
+	if [ ! -d "$$models" ]; then echo "skipped: $$models is not there (make exports MODELS=folder)"; exit 0; fi; \
+	[ -x .venv/bin/python ] || python3 -m venv .venv; \
+	.venv/bin/python -c 'import onnx, onnxruntime' 2>/dev/null || .venv/bin/pip install --quiet numpy onnx onnxruntime \
+		|| { echo "skipped: onnx and onnxruntime cannot be installed"; exit 0; }; \
+	.venv/bin/python tools/exports $(BIN) "$$models"
+
 .PHONY: clean
 clean: ## remove what the other targets made
 	cargo clean
