@@ -7,6 +7,7 @@ use prost::Message;
 
 use super::proto::*;
 use super::wire::{self, field};
+use super::write::MESSAGE_LIMIT;
 use super::{Model, OnnxError};
 use crate::graph::{BuildOptions, Graph};
 use crate::tensor::Tensor;
@@ -247,6 +248,11 @@ fn large_data_goes_to_a_file_of_its_own_and_comes_back() {
     let data = folder.path().join("out.onnx.data");
     assert_eq!(std::fs::metadata(&data).unwrap().len(), 2400);
 
+    // What keeps its values goes there too where the file would be too large.
+    let (other, kept) = write(&model, &[], 100);
+    assert_eq!(kept.initializers()["raw"].f32s(), [0.0; 600]);
+    assert!(other.path().join("out.onnx.data").exists());
+
     // A model that already has external data: what is not written is copied along.
     let (_other, again) = write(&written, &[], usize::MAX);
     assert_eq!(again.initializers()["raw"].f32s(), trained);
@@ -259,6 +265,47 @@ fn large_data_goes_to_a_file_of_its_own_and_comes_back() {
         error.contains("truncated") && error.contains("'raw'"),
         "{error}"
     );
+}
+
+/// Takes 7 GB of memory and as much disk: `cargo test -p models --lib -- --ignored over_2_gib`.
+#[test]
+#[ignore = "large"]
+fn a_file_over_2_gib_is_read_and_written_with_external_data() {
+    let length = (MESSAGE_LIMIT + 1) / 4096 * 4096 + 4096;
+    let last = |bytes: &mut Vec<u8>, number, rest: usize| wire::put_header(bytes, number, rest);
+    // The weight comes last in its message, in the graph and in the file: what is after is a hole.
+    let dims = vec![length as i64 / 4096, 1024];
+    let mut tensor = TensorProto {
+        dims,
+        data_type: Some(data_type::FLOAT),
+        name: Some("large".into()),
+        ..TensorProto::default()
+    }
+    .encode_to_vec();
+    last(&mut tensor, field::TENSOR_RAW_DATA, length);
+    let mut sample = sample();
+    let mut graph = sample.graph.take().unwrap().encode_to_vec();
+    last(&mut graph, field::GRAPH_INITIALIZER, tensor.len() + length);
+    graph.extend(tensor);
+    let mut bytes = sample.encode_to_vec();
+    last(&mut bytes, field::MODEL_GRAPH, graph.len() + length);
+    bytes.extend(graph);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.onnx");
+    std::fs::write(&path, &bytes).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len((bytes.len() + length) as u64).unwrap();
+
+    let model = Model::open(&path).unwrap();
+    assert_eq!(model.initializers()["large"].len(), length / 4);
+    let out = folder.path().join("out.onnx");
+    let new = Tensor::from_f32(&[2, 2], [1., 2., 3., 4.]);
+    model.write_back(&[("raw", new)], &out).unwrap();
+    drop(model);
+    assert!(std::fs::metadata(&out).unwrap().len() < 10_000);
+    let written = Model::open(&out).unwrap();
+    assert_eq!(written.initializers()["large"].len(), length / 4);
+    assert_eq!(written.initializers()["raw"].f32s(), [1., 2., 3., 4.]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use prost::Message as _;
+use prost::bytes::Bytes;
 
 use super::message::{Chunk, Message, write_file};
 use super::proto::{
@@ -21,7 +22,7 @@ use super::{Model, OnnxError, tensor};
 use crate::tensor::{DType, Tensor};
 
 /// Largest message that protocol buffer libraries read.
-const MESSAGE_LIMIT: usize = i32::MAX as usize;
+pub(super) const MESSAGE_LIMIT: usize = i32::MAX as usize;
 /// Tensors below this size stay in the model file also when others go to a file of their own.
 const EXTERNAL_MINIMUM: usize = 1024;
 /// Alignment of tensors in an external file, so that readers can map it.
@@ -67,10 +68,11 @@ impl Model {
             self,
             &weights,
             location.as_deref().filter(|_| self.has_external_data()),
+            false,
         );
         let mut message = patcher.model()?;
-        if message.size > limit && patcher.location.is_none() {
-            patcher = Patcher::new(self, &weights, location.as_deref());
+        if message.size > limit {
+            patcher = Patcher::new(self, &weights, location.as_deref(), true);
             message = patcher.model()?;
         }
 
@@ -109,6 +111,8 @@ struct Patcher<'a> {
     weights: &'a BTreeMap<&'a str, &'a Tensor>,
     /// Name of the external file, if large tensors go there.
     location: Option<&'a str>,
+    /// Whether tensors go there that keep their values and lie in the model file.
+    moves_kept: bool,
     /// Contents of the external file.
     data: Message<'a>,
     written: BTreeSet<&'a str>,
@@ -121,11 +125,13 @@ impl<'a> Patcher<'a> {
         model: &'a Model,
         weights: &'a BTreeMap<&'a str, &'a Tensor>,
         location: Option<&'a str>,
+        moves_kept: bool,
     ) -> Self {
         Patcher {
             model,
             weights,
             location,
+            moves_kept,
             data: Message::default(),
             written: BTreeSet::new(),
             promoted: Vec::new(),
@@ -347,7 +353,9 @@ impl<'a> Patcher<'a> {
                 data = Some(Chunk::Weight(weight, proto.data_type()));
             }
         }
-        if data.is_none() && proto.data_location() == EXTERNAL {
+        let inline = proto.raw_data.as_ref().map_or(0, Bytes::len);
+        let moves = self.moves_kept && inline >= EXTERNAL_MINIMUM;
+        if data.is_none() && (moves || proto.data_location() == EXTERNAL) {
             let folder = self.model.path.parent().unwrap_or(Path::new(""));
             let kept = tensor::raw_bytes(proto, folder)
                 .map_err(|reason| self.model.weight_error(name, reason))?;
