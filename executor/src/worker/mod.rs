@@ -1,5 +1,6 @@
 //! Workers: one thread each, owning a device, told what to do by the coordinator.
 
+mod buckets;
 mod evaluate;
 mod training;
 pub mod versions;
@@ -262,7 +263,7 @@ impl Worker {
     fn average_states(&mut self) -> Result<(), WorkerError> {
         let group = self.group();
         if group.replicas > 1 && !self.states.is_empty() {
-            let round = self.next_round();
+            let round = self.next_rounds(1);
             let states = std::mem::take(&mut self.states);
             self.transport.all_reduce_begin(&group, round, Some(states));
             let means = self.transport.all_reduce_wait(&group, round)?;
@@ -282,10 +283,12 @@ impl Worker {
         }
     }
 
-    /// Numbers the all-reduces of a stage: every replica takes part in all of them, in the same order.
-    fn next_round(&mut self) -> u64 {
-        self.rounds += 1;
-        self.rounds
+    /// Numbers `count` all-reduces of a stage, from the one given: every replica takes part in all of them and
+    /// numbers them in the same order.
+    fn next_rounds(&mut self, count: usize) -> u64 {
+        let first = self.rounds;
+        self.rounds += count as u64;
+        first
     }
 
     fn context(&self, training: bool, minibatch: u64) -> Context<'_> {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
+use models::device::Device;
 use models::device::params::{Binary, Unary};
 use models::ops::Context;
 use models::optimizer::clip_norm;
@@ -11,11 +12,12 @@ use models::program::Stash;
 use models::tensor::Tensor;
 use planner::schedule::{Op, Pace, Schedule};
 
+use super::buckets::{Buckets, Filling};
 use super::{Event, Worker, WorkerError};
 use crate::data::loader::Delivery;
 use crate::learning_rate::LearningRate;
 use crate::stage::Stage;
-use crate::transport::{Direction, Message, Tag};
+use crate::transport::{Direction, Group, Message, Tag};
 
 /// A minibatch between its first and its last operation on this worker.
 #[derive(Default)]
@@ -39,18 +41,42 @@ struct InFlight {
 }
 
 /// What a worker keeps while it carries out a schedule.
-#[derive(Default)]
 struct Segment {
+    /// Minibatches of the schedule.
+    minibatches: usize,
+    /// How the stage's gradients are reduced.
+    buckets: Buckets,
     in_flight: HashMap<usize, InFlight>,
-    /// Sums of the gradients of the weights, by round, from the first backward to the all-reduce or step.
+    /// Sums of the gradients of the weights, by round, from the first backward to the step, or to the last backward
+    /// where the stage has replicas.
     gradients: HashMap<usize, Vec<Tensor>>,
-    /// Numbers of all-reduces under way, by round.
+    /// By round, the number of the first bucket's all-reduce among those under way; the others follow.
     reducing: HashMap<usize, u64>,
+    /// Backwards that this worker has run, by round, where the stage has replicas and more are to come.
+    done: HashMap<usize, usize>,
     /// First of this worker's minibatches that the run was stopped before.
     stopped: Option<usize>,
 }
 
 impl Segment {
+    fn new(minibatches: usize, buckets: Buckets) -> Self {
+        Segment {
+            minibatches,
+            buckets,
+            in_flight: HashMap::new(),
+            gradients: HashMap::new(),
+            reducing: HashMap::new(),
+            done: HashMap::new(),
+            stopped: None,
+        }
+    }
+
+    /// Minibatches of a round, of which the last may be partial.
+    fn in_round(&self, round: usize, pace: Pace, stage: &Stage) -> usize {
+        let length = pace.round_length(&stage.shape);
+        length.min(self.minibatches - round * length)
+    }
+
     fn is_stopped(&self, minibatch: usize) -> bool {
         self.stopped.is_some_and(|first| minibatch >= first)
     }
@@ -59,6 +85,22 @@ impl Segment {
     fn is_round_stopped(&self, round: usize, pace: Pace, stage: &Stage) -> bool {
         let first = self.stopped.map(|first| pace.round_of(&stage.shape, first));
         first.is_some_and(|first| round >= first)
+    }
+
+    /// Counts a backward: whether it is the last of the worker's in a round of so many minibatches. Never in a stage
+    /// without replicas, which has nothing to reduce.
+    fn is_last(&mut self, round: usize, minibatches: usize, group: &Group, replica: usize) -> bool {
+        if group.replicas == 1 {
+            return false;
+        }
+        let own = (replica..minibatches).step_by(group.replicas).count();
+        let done = self.done.entry(round).or_default();
+        *done += 1;
+        let is_last = *done == own;
+        if is_last {
+            self.done.remove(&round);
+        }
+        is_last
     }
 
     fn take_activations(&mut self, stage: &Stage, from: usize, minibatch: usize, message: Message) {
@@ -122,9 +164,8 @@ impl Worker {
         self.versions.begin(operations);
         let pace = self.settings.pace;
         let length = pace.round_length(&stage.shape);
-        // Minibatches of a round, of which the last may be partial.
-        let in_round = |round: usize| length.min(schedule.minibatches - round * length);
-        let mut segment = Segment::default();
+        let buckets = Buckets::new(&stage.program, self.versions.newest());
+        let mut segment = Segment::new(schedule.minibatches, buckets);
         let begin = Instant::now();
         let idle = self.idle();
         for operation in operations {
@@ -178,25 +219,26 @@ impl Worker {
                     let message = segment.give_gradients(stage, to, minibatch);
                     self.transport.send(peer, tag, message);
                 }
-                Op::AllReduce { round } if !segment.is_round_stopped(round, pace, stage) => {
-                    let number = self.next_round();
-                    segment.reducing.insert(round, number);
-                    // The mean over the replicas that have one will be the mean over the minibatches.
-                    let minibatches = in_round(round);
-                    let givers = stage.shape.replicas.min(minibatches);
-                    let share = givers as f32 / minibatches as f32;
-                    let gradients = segment.gradients.remove(&round);
-                    let gradients = gradients.map(|sums| self.scaled(sums, share));
-                    self.transport
-                        .all_reduce_begin(&self.group(), number, gradients);
+                // The backward of this worker's last minibatch has begun it, if the round has one.
+                Op::AllReduce { round }
+                    if !segment.is_round_stopped(round, pace, stage)
+                        && !segment.reducing.contains_key(&round) =>
+                {
+                    let first = self.next_rounds(segment.buckets.count());
+                    segment.reducing.insert(round, first);
+                    for number in numbers(first, &segment.buckets) {
+                        self.transport.all_reduce_begin(&self.group(), number, None);
+                    }
                 }
                 Op::Step { round, .. } if !segment.is_round_stopped(round, pace, stage) => {
                     let gradients = match segment.reducing.remove(&round) {
-                        Some(number) => self.transport.all_reduce_wait(&self.group(), number)?,
+                        Some(first) => self.reduced(&segment.buckets, first)?,
                         // A stage without replicas has its gradients at once.
                         None => {
                             let sums = segment.gradients.remove(&round).unwrap_or_default();
-                            self.scaled(sums, 1.0 / in_round(round) as f32)
+                            let share = 1.0 / segment.in_round(round, pace, stage) as f32;
+                            let means = sums.into_iter().map(|s| scaled(&*self.device, s, share));
+                            means.collect()
                         }
                     };
                     self.step(gradients, rate.at(steps_before + round * length));
@@ -306,6 +348,7 @@ impl Worker {
         }
     }
 
+    /// Runs backward; where the stage has replicas, begins the all-reduce of each bucket when it is full.
     fn backward(
         &mut self,
         segment: &mut Segment,
@@ -314,47 +357,93 @@ impl Worker {
         minibatch: usize,
         version: usize,
     ) {
+        let pace = self.settings.pace;
+        let round = pace.round_of(&stage.shape, minibatch);
+        let minibatches = segment.in_round(round, pace, stage);
+        let group = self.group();
+        let (first, share) = if segment.is_last(round, minibatches, &group, self.replica) {
+            // The mean over the replicas that have one will be the mean over the minibatches.
+            let givers = group.replicas.min(minibatches);
+            let first = self.next_rounds(segment.buckets.count());
+            (Some(first), givers as f32 / minibatches as f32)
+        } else {
+            (None, 1.0)
+        };
         let slot = segment.in_flight.get_mut(&minibatch);
         let slot = slot.expect("a checked schedule runs a backward after its forward");
         let (stash, kept) = (slot.stash.take(), std::mem::take(&mut slot.kept));
-        let context = self.context(true, first_minibatch + minibatch as u64);
+        let sums = segment.gradients.remove(&round).unwrap_or_default();
+        let mut sums: Vec<Option<Tensor>> = sums.into_iter().map(Some).collect();
+        sums.resize(stage.program.weights().len(), None);
+        let mut filling = Filling::new(&segment.buckets);
+        let Self {
+            device,
+            settings,
+            states,
+            versions,
+            transport,
+            ..
+        } = self;
+        let context = Context {
+            device: &**device,
+            training: true,
+            seed: settings.seed,
+            first_sample: (first_minibatch + minibatch as u64) * settings.batch_size as u64,
+        };
         let stash = stash.unwrap_or_else(|| {
             // The same version, masks and statistics of the minibatch; the running statistics have seen it.
-            let mut seen = self.states.clone();
-            let weights = self.versions.get(version);
+            let mut seen = states.clone();
+            let weights = versions.get(version);
             let (_, stash) = stage.program.forward(&context, kept, weights, &mut seen);
             stash
         });
-        let gradients = stage.program.backward(
+        slot.input_gradients = stage.program.backward_each(
             &context,
             stash,
-            self.versions.get(version),
+            versions.get(version),
             std::mem::take(&mut slot.gradients),
+            &mut |weight, gradient| {
+                let sum = match sums[weight].take() {
+                    None => gradient,
+                    Some(sum) => device.binary(Binary::Add, sum, gradient),
+                };
+                let Some(first) = first else {
+                    sums[weight] = Some(sum);
+                    return;
+                };
+                let part = scaled(&**device, sum, share);
+                if let Some((bucket, full)) = filling.put(weight, part) {
+                    transport.all_reduce_begin(&group, first + bucket as u64, Some(full));
+                }
+            },
         );
-        self.versions.release(version);
-        let round = self.settings.pace.round_of(&stage.shape, minibatch);
-        let sums = match segment.gradients.remove(&round) {
-            None => gradients.weights,
-            Some(sums) => {
-                let pairs = sums.into_iter().zip(gradients.weights);
-                let add = |(sum, more)| self.device.binary(Binary::Add, sum, more);
-                pairs.map(add).collect()
+        versions.release(version);
+        match first {
+            None => {
+                let sums = sums.into_iter().flatten().collect();
+                segment.gradients.insert(round, sums);
             }
-        };
-        segment.gradients.insert(round, sums);
+            Some(first) => {
+                segment.reducing.insert(round, first);
+            }
+        }
         slot.unreturned = stage.incoming.iter().filter(|link| link.gradient).count();
-        slot.input_gradients = gradients.inputs;
         if slot.unreturned == 0 {
             segment.in_flight.remove(&minibatch);
         }
     }
 
-    fn scaled(&self, gradients: Vec<Tensor>, factor: f32) -> Vec<Tensor> {
-        if factor == 1.0 {
-            return gradients;
+    /// Waits for the mean gradients of all buckets; in the order of the weights.
+    fn reduced(&mut self, buckets: &Buckets, first: u64) -> Result<Vec<Tensor>, WorkerError> {
+        let mut gradients = vec![None; self.stage().program.weights().len()];
+        let group = self.group();
+        for (bucket, number) in numbers(first, buckets).enumerate() {
+            let means = self.transport.all_reduce_wait(&group, number)?;
+            for (&weight, mean) in buckets.members(bucket).iter().zip(means) {
+                gradients[weight] = Some(mean);
+            }
         }
-        let scale = |gradient| self.device.unary(Unary::Scale(factor), gradient);
-        gradients.into_iter().map(scale).collect()
+        Ok(gradients.into_iter().flatten().collect())
     }
 
     fn step(&mut self, mut gradients: Vec<Tensor>, learning_rate: f32) {
@@ -378,6 +467,18 @@ impl Worker {
             )
         });
     }
+}
+
+fn scaled(device: &dyn Device, gradient: Tensor, factor: f32) -> Tensor {
+    if factor == 1.0 {
+        return gradient;
+    }
+    device.unary(Unary::Scale(factor), gradient)
+}
+
+/// Numbers of the buckets' all-reduces.
+fn numbers(first: u64, buckets: &Buckets) -> std::ops::Range<u64> {
+    first..first + buckets.count() as u64
 }
 
 fn tag(first_minibatch: u64, minibatch: usize, direction: Direction) -> Tag {

@@ -113,6 +113,7 @@ impl<'a> Builder<'a> {
                 wanted,
                 save_inputs: saves.inputs,
                 save_outputs: saves.outputs,
+                finishes: Vec::new(),
             });
         }
         let read_outside: BTreeSet<ValueId> = (0..self.source.nodes.len())

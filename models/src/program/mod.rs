@@ -82,6 +82,49 @@ struct Step {
     wanted: Vec<bool>,
     save_inputs: Vec<usize>,
     save_outputs: Vec<usize>,
+    /// Weights that no earlier node reads: their gradients are whole after this node's backward.
+    finishes: Vec<usize>,
+}
+
+impl Step {
+    /// Takes the gradients of its results out of `flowing`, and adds those of its arguments to `flowing` and `weight_grads`.
+    fn backward(
+        &self,
+        cx: &Context<'_>,
+        mut saved: Saved,
+        weights: &[Tensor],
+        flowing: &mut [Option<Tensor>],
+        weight_grads: &mut [Option<Tensor>],
+    ) {
+        let mut grads: Vec<Option<Tensor>> = self
+            .results
+            .iter()
+            .map(|slot| slot.and_then(|slot| flowing[slot].take()))
+            .collect();
+        grads.resize(self.op.outputs().len(), None);
+        if !self.wanted.contains(&true) || grads.iter().all(Option::is_none) {
+            return;
+        }
+        for &position in &self.save_inputs {
+            if let Some(Argument::Weight(weight)) = self.arguments.get(position) {
+                saved.inputs[position] = Some(weights[*weight].clone());
+            }
+        }
+        let input_grads = self.op.backward(cx, saved, grads, &self.wanted);
+        for ((&argument, grad), &wanted) in self.arguments.iter().zip(input_grads).zip(&self.wanted)
+        {
+            let Some(grad) = grad.filter(|_| wanted) else {
+                continue;
+            };
+            match argument {
+                Argument::Slot { slot, .. } => accumulate(cx.device, &mut flowing[slot], grad),
+                Argument::Weight(weight) => {
+                    accumulate(cx.device, &mut weight_grads[weight], grad);
+                }
+                Argument::Omitted | Argument::State(_) | Argument::Constant(_) => {}
+            }
+        }
+    }
 }
 
 /// A run of nodes made ready to step.
@@ -129,7 +172,22 @@ impl Program {
     /// A program of `nodes` (ascending). `targets` are the values that are wanted of the whole graph: its
     /// outputs, or in training the value the loss reads. Nodes that no target depends on are left out.
     pub fn new(source: &Source<'_>, nodes: &[NodeId], targets: &[ValueId]) -> Self {
-        Builder::new(source, targets).build(nodes)
+        let mut program = Builder::new(source, targets).build(nodes);
+        program.find_finishes();
+        program
+    }
+
+    fn find_finishes(&mut self) {
+        let mut seen = vec![false; self.weights.len()];
+        for step in &mut self.steps {
+            for argument in &step.arguments {
+                if let Argument::Weight(weight) = *argument
+                    && !std::mem::replace(&mut seen[weight], true)
+                {
+                    step.finishes.push(weight);
+                }
+            }
+        }
     }
 
     /// Values to be passed to [`Self::forward`]: made by earlier nodes or fed to the graph.
@@ -268,6 +326,26 @@ impl Program {
         weights: &[Tensor],
         grads: Vec<Option<Tensor>>,
     ) -> Gradients {
+        let mut finished = vec![None; self.weights.len()];
+        let inputs = self.backward_each(cx, stash, weights, grads, &mut |weight, grad| {
+            finished[weight] = Some(grad);
+        });
+        Gradients {
+            inputs,
+            weights: finished.into_iter().flatten().collect(),
+        }
+    }
+
+    /// As [`Self::backward`], handing out each weight's gradient as soon as it is whole, in the order of
+    /// [`Self::backward_order`]. Gives the gradients of the inputs.
+    pub fn backward_each(
+        &self,
+        cx: &Context<'_>,
+        stash: Stash,
+        weights: &[Tensor],
+        grads: Vec<Option<Tensor>>,
+        finished: &mut dyn FnMut(usize, Tensor),
+    ) -> Vec<Option<Tensor>> {
         assert_eq!(grads.len(), self.outputs.len(), "outputs of the program");
         let mut flowing: Vec<Option<Tensor>> = vec![None; self.slots];
         let mut weight_grads: Vec<Option<Tensor>> = vec![None; self.weights.len()];
@@ -276,50 +354,27 @@ impl Program {
                 accumulate(cx.device, &mut flowing[slot], grad);
             }
         }
-        for (step, mut saved) in self.steps.iter().zip(stash.saved).rev() {
-            let mut grads: Vec<Option<Tensor>> = step
-                .results
-                .iter()
-                .map(|slot| slot.and_then(|slot| flowing[slot].take()))
-                .collect();
-            grads.resize(step.op.outputs().len(), None);
-            if !step.wanted.contains(&true) || grads.iter().all(Option::is_none) {
-                continue;
-            }
-            for &position in &step.save_inputs {
-                if let Some(Argument::Weight(weight)) = step.arguments.get(position) {
-                    saved.inputs[position] = Some(weights[*weight].clone());
-                }
-            }
-            let input_grads = step.op.backward(cx, saved, grads, &step.wanted);
-            for ((&argument, grad), &wanted) in
-                step.arguments.iter().zip(input_grads).zip(&step.wanted)
-            {
-                let Some(grad) = grad.filter(|_| wanted) else {
-                    continue;
-                };
-                match argument {
-                    Argument::Slot { slot, .. } => accumulate(cx.device, &mut flowing[slot], grad),
-                    Argument::Weight(weight) => {
-                        accumulate(cx.device, &mut weight_grads[weight], grad);
-                    }
-                    Argument::Omitted | Argument::State(_) | Argument::Constant(_) => {}
-                }
+        for (step, saved) in self.steps.iter().zip(stash.saved).rev() {
+            step.backward(cx, saved, weights, &mut flowing, &mut weight_grads);
+            for &weight in &step.finishes {
+                let grad = weight_grads[weight].take();
+                let grad = grad.unwrap_or_else(|| cx.device.fill(weights[weight].shape(), 0.0));
+                finished(weight, grad);
             }
         }
-        Gradients {
-            inputs: self
-                .input_slots
-                .iter()
-                .zip(&self.input_wanted)
-                .map(|(&slot, &wanted)| flowing[slot].take().filter(|_| wanted))
-                .collect(),
-            weights: weight_grads
-                .into_iter()
-                .zip(weights)
-                .map(|(grad, weight)| grad.unwrap_or_else(|| cx.device.fill(weight.shape(), 0.0)))
-                .collect(),
-        }
+        self.input_slots
+            .iter()
+            .zip(&self.input_wanted)
+            .map(|(&slot, &wanted)| flowing[slot].take().filter(|_| wanted))
+            .collect()
+    }
+
+    /// All weights in the order in which a backward finishes their gradients.
+    pub fn backward_order(&self) -> impl Iterator<Item = usize> {
+        self.steps
+            .iter()
+            .rev()
+            .flat_map(|s| s.finishes.iter().copied())
     }
 
     fn stash_bytes(&self, stash: &Stash, states: &[Tensor]) -> usize {

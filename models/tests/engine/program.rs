@@ -420,6 +420,23 @@ fn gradients_add_up_where_a_weight_is_used_twice() {
         })
         .collect();
     assert_close("tied weight", grads[0].f32s(), &numeric, 1e-4);
+    // Handed out one by one, the tied weight's gradient comes when its first reader is through.
+    let (_, stash) = program.forward(&cx, vec![data.clone()], &weights, &mut []);
+    let ones = Tensor::from_f32(&[2, 3], [1.0; 6]);
+    let mut handed_out = Vec::new();
+    program.backward_each(
+        &cx,
+        stash,
+        &weights,
+        vec![Some(ones)],
+        &mut |weight, grad| {
+            assert_eq!(grad.f32s(), grads[weight].f32s());
+            handed_out.push(weight);
+        },
+    );
+    assert_eq!(handed_out, program.backward_order().collect::<Vec<_>>());
+    handed_out.sort_unstable();
+    assert_eq!(handed_out, [0, 1]);
     assert_eq!(grads[1].f32s(), [0.0; 3]);
     // Nothing flows back: gradients are zeros, not missing.
     let (_, stash) = program.forward(&cx, vec![data.clone()], &weights, &mut []);
