@@ -242,8 +242,9 @@ impl Teller {
         })
     }
 
-    /// The end of a run that no worker explained. `roles` has stage and replica of each worker, `named` the machine.
-    fn explain(self, roles: &[(usize, usize)], named: &[&str]) -> LaunchError {
+    /// Why a run failed whose mpirun ended with `status`. `roles` has stage and replica of each worker, `named` the
+    /// machine.
+    fn explain(self, status: &str, roles: &[(usize, usize)], named: &[&str]) -> LaunchError {
         if self.reported {
             return LaunchError::Reported;
         }
@@ -271,7 +272,7 @@ impl Teller {
             };
         }
         let first = self.blocks.into_iter().find(|block| !block.is_empty());
-        let first = first.unwrap_or_else(|| "it ended without a word".into());
+        let first = first.unwrap_or_else(|| format!("it ended without a word ({status})"));
         if first.contains("attempt to run as root") {
             return LaunchError::Root;
         }
@@ -343,12 +344,13 @@ pub fn run(
             eprintln!("{line}");
         }
     }
-    let status = lock().take().map(|mut child| child.wait());
-    if matches!(status, Some(Ok(status)) if status.success()) {
-        return Ok(());
-    }
+    let status = match lock().take().map(|mut child| child.wait()) {
+        Some(Ok(status)) if status.success() => return Ok(()),
+        Some(Ok(status)) => status.to_string(),
+        _ => "status unknown".to_owned(),
+    };
     let named: Vec<&str> = places.iter().map(|&place| &*hosts[place].name).collect();
-    Err(teller.explain(&roles, &named))
+    Err(teller.explain(&status, &roles, &named))
 }
 
 fn is_number(text: &str) -> bool {
@@ -448,7 +450,7 @@ mod tests {
         let said = said.concat();
         let (shown, teller) = told(&said);
         assert_eq!(shown, ["warning: odd", "[loss] falls"]);
-        let error = teller.explain(&[(0, 0), (0, 1), (0, 2), (1, 0)], &["dp1"; 4]);
+        let error = teller.explain("", &[(0, 0), (0, 1), (0, 2), (1, 0)], &["dp1"; 4]);
         assert_eq!(
             error.to_string(),
             "rank 3 on dp1 (stage 1, replica 0) was ended by signal 9 (Killed)"
@@ -462,7 +464,7 @@ mod tests {
         );
         let error = told(&said)
             .1
-            .explain(&[(0, 0), (1, 0), (1, 1)], &["dp0", "dp2", "dp2"]);
+            .explain("", &[(0, 0), (1, 0), (1, 1)], &["dp0", "dp2", "dp2"]);
         assert_eq!(
             error.to_string(),
             "the connection to dp2 was lost, where rank 1 (stage 1, replica 0), rank 2 (stage 1, replica 1) ran"
@@ -471,12 +473,18 @@ mod tests {
 
     #[test]
     fn the_first_sentence_of_mpirun_is_enough_and_a_workers_word_comes_first() {
+        let error = Teller::default().explain("signal: 9 (SIGKILL)", &[], &[]);
+        let said = "mpirun: it ended without a word (signal: 9 (SIGKILL))";
+        assert_eq!(error.to_string(), said);
         let said = block("It cannot start. This is usually caused by:\n* much");
-        let error = told(&said).1.explain(&[], &[]);
+        let error = told(&said).1.explain("", &[], &[]);
         assert_eq!(error.to_string(), "mpirun: It cannot start");
         let said = format!("error: no data\n{said}");
         let (shown, teller) = told(&said);
         assert_eq!(shown, ["error: no data"]);
-        assert!(matches!(teller.explain(&[], &[]), LaunchError::Reported));
+        assert!(matches!(
+            teller.explain("", &[], &[]),
+            LaunchError::Reported
+        ));
     }
 }
