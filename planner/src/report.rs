@@ -351,7 +351,7 @@ pub fn explanation(plan: &Plan, explanation: &Explanation) -> String {
     }
     if !explanation.runner_ups.is_empty() {
         text.push_str(
-            "\nThe best plans one step away: a boundary, a replica or a merged pair of stages\n",
+            "\nThe best plans one step away: a boundary, a replica, a pair of stages merged or a stage cut in two\n",
         );
         let mut rows = vec![header([
             "replicas",

@@ -168,7 +168,7 @@ pub(super) fn around(
         keeping: request.keeping(),
     };
     let fabric = Fabric::new(&request.cluster);
-    let mut near: Vec<Near> = neighbours(chosen)
+    let mut near: Vec<Near> = neighbours(graph, chosen)
         .into_iter()
         .filter(|p| p.replicas.iter().all(|&r| r <= limits.most_replicas))
         .filter_map(|p| {
@@ -198,8 +198,8 @@ pub(super) fn around(
 }
 
 /// Partitions one step away: a boundary moved by a layer, a replica handed to a neighbour or given up, two stages
-/// merged. Each uses no more devices.
-fn neighbours(chosen: &Partition) -> Vec<Partition> {
+/// merged, a replicated stage cut in two where the work suits the replicas of each. Each uses no more devices.
+fn neighbours(graph: &LayerGraph, chosen: &Partition) -> Vec<Partition> {
     let mut near = Vec::new();
     let stages = chosen.stages.len();
     for i in 0..stages {
@@ -213,6 +213,14 @@ fn neighbours(chosen: &Partition) -> Vec<Partition> {
                 near.push(moved);
             }
             near.push(fewer);
+            let all = chosen.replicas[i];
+            let mut shares = vec![1, all / 2, all - 1];
+            shares.dedup();
+            near.extend(
+                shares
+                    .into_iter()
+                    .filter_map(|share| cut(graph, chosen, i, share)),
+            );
         }
         if i + 1 == stages {
             continue;
@@ -234,6 +242,31 @@ fn neighbours(chosen: &Partition) -> Vec<Partition> {
         near.push(merged);
     }
     near
+}
+
+/// The stage cut in two, with `share` of its replicas for the first part, after the layer up to which about that share
+/// of its work is done; none if it has one layer.
+fn cut(graph: &LayerGraph, chosen: &Partition, stage: usize, share: usize) -> Option<Partition> {
+    let layers = chosen.stages[stage].clone();
+    let work = |layer: usize| graph.layer(layer).forward + graph.layer(layer).backward;
+    let wanted =
+        layers.clone().map(work).sum::<f64>() * share as f64 / chosen.replicas[stage] as f64;
+    let mut done = 0.0;
+    let ends = layers.clone().map(|layer| {
+        done += work(layer);
+        (layer + 1, (done - wanted).abs())
+    });
+    let inside = ends.filter(|(end, _)| *end < layers.end);
+    let (middle, _) = inside.min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let mut parts = chosen.clone();
+    parts.stages[stage].end = middle;
+    parts.stages.insert(stage + 1, middle..layers.end);
+    parts.replicas[stage] = share;
+    parts
+        .replicas
+        .insert(stage + 1, chosen.replicas[stage] - share);
+    parts.recompute.insert(stage + 1, chosen.recompute[stage]);
+    Some(parts)
 }
 
 fn what_if(
@@ -298,9 +331,13 @@ mod tests {
     #[test]
     fn neighbours_are_partitions_of_the_same_layers_on_no_more_devices() {
         let chosen = Partition::new(vec![0..2, 2..3, 3..6], vec![2, 1, 3]);
-        let near = neighbours(&chosen);
-        // Stage 0: one moved or given up; stage 2 the same; the boundaries 1 (left, not right) and 2 (right); merged.
-        assert_eq!(near.len(), 2 + 2 + 2 + 2);
+        let graph = LayerGraph::new(&testing::chain(&[1.0; 6], &[0; 6], &[1; 5]));
+        let near = neighbours(&graph, &chosen);
+        // Stage 0: one moved or given up; stage 2 the same; the boundaries 1 (left, not right) and 2 (right); merged;
+        // stage 0 cut into one and one, stage 2 into one and two or two and one.
+        assert_eq!(near.len(), 2 + 2 + 2 + 2 + 3);
+        let cut = Partition::new(vec![0..2, 2..3, 3..5, 5..6], vec![2, 1, 2, 1]);
+        assert!(near.contains(&cut));
         for partition in near {
             assert_ne!(partition, chosen);
             assert!(partition.workers() <= chosen.workers());
