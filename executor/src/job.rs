@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use models::graph::{BuildOptions, Graph};
+use models::graph::{BuildOptions, Graph, Value};
 use models::init::Init;
 use models::loss::Loss;
 use models::onnx::Model;
@@ -293,8 +293,7 @@ fn synthetic(signature: &Signature, seed: u64) -> Vec<Minibatch> {
                 let shape = &input.ty.shape;
                 let len = shape.iter().product();
                 match input.ty.dtype {
-                    // Token 0 exists in every vocabulary, and what a mask has in all places is read.
-                    DType::I64 => Tensor::from_i64(shape, vec![0; len]),
+                    DType::I64 => Tensor::from_i64(shape, vec![Value::stand_in(&input.name); len]),
                     DType::Bool => Tensor::from_bool(shape, vec![true; len]),
                     _ => Tensor::from_f32(shape, floats(len)),
                 }

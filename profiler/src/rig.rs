@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use models::device::Device;
 use models::device::params::Binary;
-use models::graph::{Graph, ValueId};
+use models::graph::{Graph, Value, ValueId};
 use models::init::Init;
 use models::loss::Loss;
 use models::ops::Context;
@@ -99,8 +99,7 @@ impl Rig {
             .iter()
             .map(|&id| {
                 let value = &graph.values()[id];
-                let host =
-                    random_tensor(value.ty.dtype, &value.ty.shape, stream.named(&value.name));
+                let host = random_tensor(&value.name, value.ty.dtype, &value.ty.shape, stream);
                 (id, device.upload(&host))
             })
             .collect();
@@ -114,7 +113,7 @@ impl Rig {
             optimizer,
             loss_value,
             inputs,
-            target: device.upload(&random_tensor(dtype, &shape, stream.named("target"))),
+            target: device.upload(&random_tensor("target", dtype, &shape, stream)),
             seed,
         })
     }
@@ -345,7 +344,8 @@ fn take_inputs(
     program.inputs().iter().filter_map(take).collect()
 }
 
-fn random_tensor(dtype: DType, shape: &[usize], stream: Stream) -> Tensor {
+fn random_tensor(name: &str, dtype: DType, shape: &[usize], stream: Stream) -> Tensor {
+    let stream = stream.named(name);
     let count = shape.iter().product::<usize>();
     match dtype {
         DType::F32 => Tensor::from_f32(
@@ -355,7 +355,7 @@ fn random_tensor(dtype: DType, shape: &[usize], stream: Stream) -> Tensor {
                 .collect::<Vec<f32>>(),
         ),
         // Class 0 and token 0 exist in every model.
-        DType::I64 | DType::I32 => Tensor::from_i64(shape, vec![0; count]),
+        DType::I64 | DType::I32 => Tensor::from_i64(shape, vec![Value::stand_in(name); count]),
         DType::Bool => Tensor::from_bool(shape, vec![true; count]),
     }
 }

@@ -57,7 +57,7 @@ pub(super) struct Draft {
     pub nodes: Vec<DraftNode>,
     names: HashMap<String, usize>,
     /// Leaves that stand in a function or a branch.
-    inner: HashSet<String>,
+    pub inner: HashSet<String>,
 }
 
 impl Draft {
@@ -75,8 +75,8 @@ impl Draft {
 /// What a walk finds out about values and the next one goes by: above all the role that operators give them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Roles {
-    parameters: BTreeSet<String>,
-    states: BTreeSet<String>,
+    pub(super) parameters: BTreeSet<String>,
+    pub(super) states: BTreeSet<String>,
     /// Values that need another extent than the exported one beside what is fed to the model.
     pub(super) wanted: BTreeMap<String, Resized>,
 }
@@ -209,13 +209,6 @@ impl Walk<'_> {
         match &self.draft.values[index].kind {
             Kind::Constant(tensor, _) => Some(tensor),
             _ => None,
-        }
-    }
-
-    fn leaves_of(&self, index: usize) -> BTreeSet<String> {
-        match &self.draft.values[index].kind {
-            Kind::Constant(_, leaves) => leaves.clone(),
-            _ => BTreeSet::new(),
         }
     }
 
@@ -372,26 +365,6 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Whether an Identity of an initializer gives a tensor of its own rather than another name for it.
-    ///
-    /// A running statistic always does: nothing can be shared with it that is not replaced with it.
-    fn stands_alone(&self, node: &RawNode) -> bool {
-        let (source, output) = (&node.inputs[0], &node.outputs[0]);
-        let alias =
-            || self.roles.parameters.contains(source) && !self.roles.states.contains(source);
-        self.is_initializer(source)
-            && (self.inference.options.untie || self.roles.states.contains(output) || !alias())
-    }
-
-    /// The leaf that is trained in place of this one: while weights stay tied, the initializer behind it.
-    fn trained_leaf(&self, leaf: String) -> String {
-        let source = self.inference.aliases.get(leaf.as_str());
-        match source.filter(|source| !self.roles.states.contains(**source)) {
-            Some(source) if !self.inference.options.untie => source.to_string(),
-            _ => leaf,
-        }
-    }
-
     /// Names of an operator's outputs, whose sizes are checked.
     fn output_names(
         &self,
@@ -517,48 +490,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Refuses a weight that stands where it cannot be written back.
-    fn check_place(&self, node: &RawNode, leaf: &str) -> Result<(), GraphErrorKind> {
-        if self.draft.inner.contains(leaf) {
-            return Err(GraphErrorKind::InnerWeight {
-                node: node.name.clone(),
-                weight: leaf.into(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Whether a constant in a weight's place of an operator is one.
-    ///
-    /// For additions and products that place may also hold what is no weight: normalisation of the data
-    /// (before any parameter), attention masks (with the lowest float in them), scale factors (one
-    /// element). A subtrahend or divisor is never one.
-    fn is_weight(&self, op_type: &str, index: usize, after_parameters: bool) -> bool {
-        let Kind::Constant(tensor, leaves) = &self.draft.values[index].kind else {
-            return false;
-        };
-        if leaves.is_empty() {
-            return false;
-        }
-        let is_mask = || {
-            tensor
-                .f32s()
-                .iter()
-                .any(|value| !value.is_finite() || *value <= f32::MIN / 2.0)
-        };
-        match op_type {
-            // A function's or a branch's own terms and factors are constants of its formula.
-            "Add" | "Sum" | "Mul" if leaves.iter().any(|leaf| self.draft.inner.contains(leaf)) => {
-                false
-            }
-            "Add" | "Sum" => after_parameters && !is_mask(),
-            "Mul" => after_parameters && tensor.len() > 1 && !is_mask(),
-            "Sub" | "Div" => false,
-            _ => true,
-        }
-    }
-
-    fn is_initializer(&self, name: &str) -> bool {
+    pub fn is_initializer(&self, name: &str) -> bool {
         self.inference.model.initializers().contains_key(name)
     }
 
@@ -587,36 +519,6 @@ impl Walk<'_> {
             _ => self.inference.options.training_form,
         };
         !mask_used && !training
-    }
-
-    /// Leaves whose elements a folded node only moves around.
-    fn moved_leaves(&self, node: &RawNode, inputs: &[Option<usize>]) -> BTreeSet<String> {
-        const MOVES: &[&str] = &[
-            "Concat",
-            "DepthToSpace",
-            "Expand",
-            "Flatten",
-            "Gather",
-            "GatherElements",
-            "GatherND",
-            "Identity",
-            "Reshape",
-            "Slice",
-            "SpaceToDepth",
-            "Split",
-            "Squeeze",
-            "Tile",
-            "Transpose",
-            "Unsqueeze",
-        ];
-        if !MOVES.contains(&node.op_type.as_str()) {
-            return BTreeSet::new();
-        }
-        inputs
-            .iter()
-            .flatten()
-            .flat_map(|&input| self.leaves_of(input))
-            .collect()
     }
 
     /// Whether a softmax runs over the axis where a loss looks for the classes.

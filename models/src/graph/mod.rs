@@ -14,6 +14,7 @@ mod layers;
 mod nodes;
 mod rebatch;
 mod remarks;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,12 @@ pub struct Value {
 }
 
 impl Value {
+    /// An integer that made-up data may hold everywhere: token 0, which every vocabulary has, but 1 for a mask, where 0 would
+    /// leave attention nothing to read.
+    pub fn stand_in(name: &str) -> i64 {
+        i64::from(name.contains("mask"))
+    }
+
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.ty.shape.iter().product::<usize>() * self.ty.dtype.size()
