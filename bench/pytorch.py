@@ -2,8 +2,10 @@
 
     python bench/pytorch.py target/release/examples/bench_ops [--rounds 15] [--only NAME]
 
-A step is a forward and a backward to all inputs and weights; of LeNet-5 the loss and the optimizer step too.
-Each round times both sides one after the other; the table shows medians over all rounds.
+A step is a forward and a backward to all inputs and weights; of whole models the loss and the optimizer step too.
+Each round times both sides one after the other; the table shows medians over all rounds. Whole models are exported from
+PyTorch and trained by our side from the file. Memory is by how much three steps raise the most that a fresh process
+ever had resident.
 """
 import argparse
 import math
@@ -11,11 +13,14 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+import networks
 
 
 def leaf(*shape):
@@ -43,6 +48,10 @@ def lenet5():
         optimizer.step()
 
     return step
+
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def conv(x, w, b):
@@ -82,7 +91,36 @@ CASES = {
         "max pool 2x2, 8x64x112x112",
         lambda: operator(lambda x: F.max_pool2d(x, 2), leaf(8, 64, 112, 112)),
     ),
+    "depthwise-128-28": (
+        "depthwise conv 3x3 128, 28x28, b. 16",
+        lambda: operator(
+            lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=128),
+            leaf(16, 128, 28, 28), leaf(128, 1, 3, 3), leaf(128),
+        ),
+    ),
+    "attention-256-64": (
+        "attention 4x8, 256 tokens of 64",
+        lambda: operator(attention, *(leaf(4, 8, 256, 64) for _ in range(3))),
+    ),
+    "layernorm-768": (
+        "layer norm 8x256x768",
+        lambda: operator(lambda x, w, b: F.layer_norm(x, [768], w, b), leaf(8, 256, 768), leaf(768), leaf(768)),
+    ),
+    "gelu-3072": ("GELU 8x256x3072", lambda: operator(F.gelu, leaf(8, 256, 3072))),
+    "softmax-256": ("softmax 4x8x256x256", lambda: operator(lambda x: F.softmax(x, -1), leaf(4, 8, 256, 256))),
+    "embedding-768": (
+        "embedding 8x256 of 30522x768",
+        lambda: operator(lambda w: F.embedding(torch.arange(2048).view(8, 256) * 7, w), leaf(30522, 768)),
+    ),
 }
+MODELS = {"lenet5"} | set(networks.NETWORKS)
+
+
+def labelled(case):
+    """Name of a case, and what makes PyTorch's step."""
+    if case in CASES:
+        return CASES[case]
+    return networks.NETWORKS[case][0], lambda: networks.training_step(case)
 
 
 def seconds(step, count):
@@ -94,49 +132,103 @@ def seconds(step, count):
     return times
 
 
+def peak_mib(process="self"):
+    # Not getrusage: a child begins with its parent's peak there.
+    with open(f"/proc/{process}/status") as status:
+        line = next(line for line in status if line.startswith("VmHWM"))
+    return float(line.split()[1]) / 1024
+
+
 class Ours:
-    def __init__(self, program):
+    def __init__(self, program, folder):
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.folder = folder
 
     def seconds(self, case, count):
-        self.process.stdin.write(f"{case} {count}\n")
+        name = f"{self.folder}/{case}.onnx" if case in networks.NETWORKS else case
+        self.process.stdin.write(f"{name} {count}\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
             sys.exit(f"error: the benchmark program ended in case {case}")
         return [float(time) / 1e3 for time in answer.split()]
 
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def memory(case, program, folder):
+    """What three steps take on each side, in MiB."""
+    ours = Ours(program, folder)
+    ours.seconds("lenet5", 1)
+    before = peak_mib(ours.process.pid)
+    ours.seconds(case, 3)
+    mine = peak_mib(ours.process.pid) - before
+    ours.end()
+    theirs = subprocess.run([sys.executable, __file__, "--memory", case], check=True, capture_output=True, text=True)
+    return mine, float(theirs.stdout)
+
+
+def pytorch_memory(case):
+    # What PyTorch sets up once is not the case's.
+    seconds(lenet5(), 1)
+    before = peak_mib()
+    seconds(labelled(case)[1](), 3)
+    print(peak_mib() - before)
+
 
 def main():
+    every = list(CASES) + list(networks.NETWORKS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", help="our side, built by cargo build --release --example bench_ops")
+    parser.add_argument("program", nargs="?", help="our side, built by cargo build --release --example bench_ops")
     parser.add_argument("--rounds", type=int, default=15, help="turns per case (default 15)")
-    parser.add_argument("--only", choices=CASES, action="append", help="leave out the other cases")
+    parser.add_argument("--only", choices=every, action="append", help="leave out the other cases")
+    parser.add_argument("--memory", choices=every, help="only print what PyTorch takes for a case, in MiB")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         # Both sides on the same core; the program inherits it.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    ours = Ours(args.program)
-    print(f"training step on one core, medians of {args.rounds} turns; PyTorch {torch.__version__}")
-    print(f"{'case':<36}{'ours ms':>10}{'PyTorch ms':>12}{'ratio':>8}")
-    logs = []
-    for case in args.only or CASES:
-        label, make = CASES[case]
+    if args.memory:
+        pytorch_memory(args.memory)
+        return
+    if not args.program:
+        parser.error("the program is missing")
+    with tempfile.TemporaryDirectory() as folder:
+        compare(args.program, folder, args.only or every, args.rounds)
+
+
+def compare(program, folder, cases, rounds):
+    ours = Ours(program, folder)
+    print(f"training step on one core, medians of up to {rounds} turns; PyTorch {torch.__version__}")
+    print(f"{'case':<38}{'ours ms':>10}{'PyTorch ms':>12}{'ratio':>7}{'ours MiB':>10}{'PyTorch MiB':>13}")
+    logs = {}
+    for case in cases:
+        label, make = labelled(case)
+        if case in networks.NETWORKS:
+            networks.export(case, f"{folder}/{case}.onnx")
         step = make()
         seconds(step, 2)
         warm = min(ours.seconds(case, 3))
-        # Short steps are repeated, so that a turn is not all switching.
+        # Short steps are repeated, so that a turn is not all switching; long ones are few.
         count = max(1, min(50, int(0.02 / warm)))
+        turns = max(3, min(rounds, int(20 / warm)))
         mine, theirs = [], []
-        for _ in range(args.rounds):
+        for _ in range(turns):
             mine += ours.seconds(case, count)
             theirs += seconds(step, count)
+        del step
         mine, theirs = statistics.median(mine) * 1e3, statistics.median(theirs) * 1e3
-        logs.append(math.log(mine / theirs))
-        print(f"{label:<36}{mine:>10.3f}{theirs:>12.3f}{mine / theirs:>8.2f}", flush=True)
-    worst = math.exp(max(logs))
-    print(f"geometric mean of the ratios {math.exp(statistics.mean(logs)):.2f}, largest {worst:.2f}")
+        logs[case] = math.log(mine / theirs)
+        print(f"{label:<38}{mine:>10.3f}{theirs:>12.3f}{mine / theirs:>7.2f}", end="", flush=True)
+        print("{:>10.1f}{:>13.1f}".format(*memory(case, program, folder)), flush=True)
+    ours.end()
+    for what, chosen in (("operators", set(CASES) - MODELS), ("whole models", MODELS)):
+        found = [log for case, log in logs.items() if case in chosen]
+        if found:
+            mean, most = math.exp(statistics.mean(found)), math.exp(max(found))
+            print(f"geometric mean of the ratios of {what} {mean:.2f}, largest {most:.2f}")
 
 
 if __name__ == "__main__":

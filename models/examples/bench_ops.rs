@@ -1,7 +1,7 @@
 //! Our side of `make bench`: times training steps on request.
 //!
-//! `bench/pytorch.py` starts this program and writes lines `CASE COUNT` to it; each is answered with one line of
-//! COUNT step times in milliseconds. Driver and program take turns, so that whatever disturbs the
+//! `bench/pytorch.py` starts this program and writes lines `CASE COUNT` to it, a case being a name or an .onnx file;
+//! each is answered with one line of COUNT step times in milliseconds. Driver and program take turns, so that whatever disturbs the
 //! machine disturbs both. A step is a forward and a backward to all inputs and weights; for a whole
 //! model the loss and the optimizer step too.
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut ready: Option<(String, Step)> = None;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let (name, count) = line.split_once(' ').ok_or("expected: CASE COUNT")?;
+        let (name, count) = line.rsplit_once(' ').ok_or("expected: CASE COUNT")?;
         let count: usize = count.parse()?;
         // One case at a time: weights of several would not fit the caches of a smaller machine.
         if ready.as_ref().is_none_or(|(current, _)| current != name) {
@@ -50,7 +50,12 @@ fn case(name: &str, device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error
     let pads = |pads: &[i64]| ("pads", Attribute::Ints(pads.to_vec()));
     let pair = |name, a, b| (name, Attribute::Ints(vec![a, b]));
     Ok(match name {
-        "lenet5" => lenet5(device)?,
+        "lenet5" => model(
+            device,
+            concat!(env!("CARGO_MANIFEST_DIR"), "/zoo/lenet5.onnx"),
+            Some(32),
+        )?,
+        file if file.ends_with(".onnx") => model(device, file, None)?,
         "conv-64-128-56" => operator(
             device,
             "Conv",
@@ -94,6 +99,24 @@ fn case(name: &str, device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error
             &[&[8, 64, 112, 112]],
             1,
         )?,
+        "depthwise-128-28" => operator(
+            device,
+            "Conv",
+            vec![pads(&[1; 4]), ("group", Attribute::Int(128))],
+            &[&[16, 128, 28, 28], &[128, 1, 3, 3], &[128]],
+            3,
+        )?,
+        "attention-256-64" => operator(device, "Attention", vec![], &[&[4, 8, 256, 64][..]; 3], 3)?,
+        "layernorm-768" => operator(
+            device,
+            "LayerNormalization",
+            vec![],
+            &[&[8, 256, 768], &[768], &[768]],
+            3,
+        )?,
+        "gelu-3072" => operator(device, "Gelu", vec![], &[&[8, 256, 3072]], 1)?,
+        "softmax-256" => operator(device, "Softmax", vec![], &[&[4, 8, 256, 256]], 1)?,
+        "embedding-768" => embedding(device)?,
         _ => return Err(format!("no case {name}").into()),
     })
 }
@@ -106,23 +129,41 @@ fn operator(
     shapes: &[&[usize]],
     wanted: usize,
 ) -> Result<Step, ops::OpError> {
+    let inputs = shapes.iter().map(|shape| random(device, shape)).collect();
+    operator_of(device, op_type, attributes, inputs, wanted)
+}
+
+/// The lookup of 2048 of 30522 rows.
+fn embedding(device: &Arc<dyn Device>) -> Result<Step, ops::OpError> {
+    let indices = Tensor::from_i64(&[8, 256], (0..2048).map(|i| i * 7).collect::<Vec<_>>());
+    let inputs = vec![random(device, &[30522, 768]), indices];
+    operator_of(device, "Gather", vec![], inputs, 1)
+}
+
+fn operator_of(
+    device: &Arc<dyn Device>,
+    op_type: &str,
+    attributes: Vec<(&str, Attribute)>,
+    inputs: Vec<Tensor>,
+    wanted: usize,
+) -> Result<Step, ops::OpError> {
     let attributes: BTreeMap<String, Attribute> = attributes
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
-    let types: Vec<_> = shapes
+    let types: Vec<_> = inputs
         .iter()
-        .map(|shape| {
+        .map(|input| {
             Some(ValueType {
-                dtype: DType::F32,
-                shape: shape.to_vec(),
+                dtype: input.dtype(),
+                shape: input.shape().to_vec(),
             })
         })
         .collect();
     let operator: Box<dyn Operator> = ops::build(&NodeSpec {
         name: op_type,
         op_type,
-        opset: 17,
+        opset: 23,
         attributes: &attributes,
         inputs: &types,
         constants: &vec![None; types.len()],
@@ -133,10 +174,7 @@ fn operator(
         },
         training_form: true,
     })?;
-    let inputs: Vec<_> = shapes
-        .iter()
-        .map(|shape| Some(random(device, shape)))
-        .collect();
+    let inputs: Vec<_> = inputs.into_iter().map(Some).collect();
     let grad = random(device, &operator.outputs()[0].shape);
     let wanted: Vec<bool> = (0..inputs.len()).map(|i| i < wanted).collect();
     let device = device.clone();
@@ -170,30 +208,50 @@ fn operator(
     }))
 }
 
-/// A training step of LeNet-5 with a minibatch of 32.
-fn lenet5(device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error::Error>> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/zoo/lenet5.onnx");
+/// A training step of a whole model.
+fn model(
+    device: &Arc<dyn Device>,
+    path: &str,
+    batch: Option<usize>,
+) -> Result<Step, Box<dyn std::error::Error>> {
     let options = BuildOptions {
-        batch: Some(32),
+        batch,
+        untie: true,
         ..BuildOptions::default()
     };
     let graph = Graph::build(&Model::open(path)?, &options)?;
     let layers: Vec<usize> = (0..graph.layers().len()).collect();
-    let program = graph.program(&layers, &[graph.training_output(Loss::CROSS_ENTROPY).value]);
+    let output = graph.training_output(Loss::CROSS_ENTROPY).value;
+    let program = graph.program(&layers, &[output]);
     let parameters = program
         .weights()
         .iter()
         .map(|&w| &graph.parameters()[w].tensor);
     let mut weights: Vec<Tensor> = parameters.map(|tensor| device.upload(tensor)).collect();
+    let states = program.states().iter();
+    let mut states: Vec<Tensor> = states
+        .map(|&s| device.upload(&graph.states()[s].tensor))
+        .collect();
     let optimizer = Optimizer::Sgd {
         momentum: 0.9,
         weight_decay: 0.0,
         nesterov: false,
     };
     let mut state = OptimizerState::default();
-    let images = random(device, &[32, 1, 28, 28]);
-    let labels = Tensor::from_i64(&[32], (0..32).map(|i| i % 10).collect::<Vec<_>>());
+    let input = |&value: &usize| {
+        let ty = &graph.values()[value].ty;
+        let count: i64 = ty.shape.iter().product::<usize>() as i64;
+        match ty.dtype {
+            DType::F32 => random(device, &ty.shape),
+            _ => Tensor::from_i64(&ty.shape, (0..count).map(|i| i % 17).collect::<Vec<_>>()),
+        }
+    };
+    let inputs: Vec<Tensor> = program.inputs().iter().map(input).collect();
+    let (_, shape) = Loss::CROSS_ENTROPY.target(&graph.values()[output].ty.shape)?;
+    let count: i64 = shape.iter().product::<usize>() as i64;
+    let labels = Tensor::from_i64(&shape, (0..count).map(|i| i % 2).collect::<Vec<_>>());
     let device = device.clone();
+    drop(graph);
     Ok(Box::new(move || {
         let cx = Context {
             device: &*device,
@@ -201,8 +259,9 @@ fn lenet5(device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error::Error>> 
             seed: 0,
             first_sample: 0,
         };
-        let (outputs, stash) = program.forward(&cx, vec![images.clone()], &weights, &mut []);
+        let (outputs, stash) = program.forward(&cx, inputs.clone(), &weights, &mut states);
         let loss = Loss::CROSS_ENTROPY.forward_backward(&*device, &outputs[0], &labels);
+        drop(outputs);
         let grads = program
             .backward(&cx, stash, &weights, vec![Some(loss.gradient)])
             .weights;
@@ -211,7 +270,7 @@ fn lenet5(device: &Arc<dyn Device>) -> Result<Step, Box<dyn std::error::Error>> 
             &mut state,
             std::mem::take(&mut weights),
             &grads,
-            0.01,
+            0.001,
         );
     }))
 }
