@@ -45,6 +45,22 @@ impl CpuDevice {
         if x.is_unique() { x } else { self.upload(&x) }
     }
 
+    /// Changes every `step` elements by `f`, which is told where they begin: in place when nobody else holds the tensor,
+    /// else each part of a copy while it is in a cache.
+    fn map(&self, mut x: Tensor, step: usize, mut f: impl FnMut(usize, &mut [f32])) -> Tensor {
+        if x.is_unique() {
+            f(0, out(&mut x));
+            return x;
+        }
+        let mut result = self.floats(x.shape());
+        let parts = out::<f32>(&mut result).chunks_mut(step);
+        for (i, (to, from)) in parts.zip(x.f32s().chunks(step)).enumerate() {
+            to.copy_from_slice(from);
+            f(i * step, to);
+        }
+        result
+    }
+
     fn binary_of<T: Pod>(&self, f: impl Fn(T, T) -> T, mut a: Tensor, mut b: Tensor) -> Tensor {
         if a.shape() == b.shape() {
             if a.is_unique() {
@@ -99,6 +115,14 @@ impl CpuDevice {
         );
         result
     }
+}
+
+/// Elements that are copied and changed at a time: 16 KiB stay in the nearest cache, beside as many that are read.
+const PART: usize = 4096;
+
+/// A multiple of the rows' length near [`PART`].
+fn whole_rows(axis: Axis) -> usize {
+    (PART / axis.len.max(1)).max(1) * axis.len.max(1)
 }
 
 /// The elements of a tensor that was just made here or is known to be unique.
@@ -487,22 +511,23 @@ impl Device for CpuDevice {
     }
 
     fn softmax(&self, axis: Axis, x: Tensor, log: bool) -> Tensor {
-        let mut output = self.owned(x);
         if axis.inner == 1 {
-            norm::softmax(axis, out(&mut output), log);
-        } else {
-            reference::norm::softmax(axis, out(&mut output), log);
+            return self.map(x, whole_rows(axis), |_, x| norm::softmax(axis, x, log));
         }
+        let mut output = self.owned(x);
+        reference::norm::softmax(axis, out(&mut output), log);
         output
     }
 
     fn softmax_backward(&self, axis: Axis, output: &Tensor, grad: Tensor, log: bool) -> Tensor {
-        let mut grad = self.owned(grad);
         if axis.inner == 1 {
-            norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
-        } else {
-            reference::norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
+            return self.map(grad, whole_rows(axis), |first, grad| {
+                let output = &output.f32s()[first..][..grad.len()];
+                norm::softmax_backward(axis, output, grad, log);
+            });
         }
+        let mut grad = self.owned(grad);
+        reference::norm::softmax_backward(axis, output.f32s(), out(&mut grad), log);
         grad
     }
 
@@ -520,15 +545,13 @@ impl Device for CpuDevice {
     }
 
     fn unary(&self, op: Unary, x: Tensor) -> Tensor {
-        let mut output = self.owned(x);
-        elementwise::unary(op, out(&mut output));
-        output
+        self.map(x, PART, |_, x| elementwise::unary(op, x))
     }
 
     fn unary_backward(&self, op: Unary, saved: &Tensor, grad: Tensor) -> Tensor {
-        let mut grad = self.owned(grad);
-        elementwise::unary_backward(op, saved.f32s(), out(&mut grad));
-        grad
+        self.map(grad, PART, |first, grad| {
+            elementwise::unary_backward(op, &saved.f32s()[first..][..grad.len()], grad);
+        })
     }
 
     fn binary(&self, op: Binary, a: Tensor, b: Tensor) -> Tensor {

@@ -139,19 +139,43 @@ pub fn softmax(axis: Axis, x: &mut [f32], log: bool) {
         #[inline(always)]
         || {
             for line in x.chunks_exact_mut(axis.len) {
-                let largest = line.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let largest = largest(line);
                 if log {
                     line.iter_mut().for_each(|x| *x -= largest);
                     let shift = sum::of(line, math::exp).ln() as f32;
                     line.iter_mut().for_each(|x| *x -= shift);
                 } else {
-                    line.iter_mut().for_each(|x| *x = math::exp(*x - largest));
+                    // A loop, not a closure: what the compiler leaves outside of here is not
+                    // compiled for this instruction set.
+                    for x in line.iter_mut() {
+                        *x = math::exp(*x - largest);
+                    }
                     let factor = (1.0 / sum::of(line, |x| x)) as f32;
                     line.iter_mut().for_each(|x| *x *= factor);
                 }
             }
         },
     );
+}
+
+/// The largest value, in as many lanes as the widest vectors have: a single chain of comparisons would wait for each.
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    lanes
+        .iter()
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, larger)
 }
 
 /// Gradient of [`softmax`] from its output, in place of the output's gradient.
@@ -163,8 +187,9 @@ pub fn softmax_backward(axis: Axis, output: &[f32], grad: &mut [f32], log: bool)
             for (grad, output) in lines.zip(output.chunks_exact(axis.len)) {
                 if log {
                     let sum = sum::of(grad, |g| g) as f32;
-                    let pairs = grad.iter_mut().zip(output);
-                    pairs.for_each(|(g, &y)| *g -= math::exp(y) * sum);
+                    for (g, &y) in grad.iter_mut().zip(output) {
+                        *g -= math::exp(y) * sum;
+                    }
                 } else {
                     let [dot, _] = sum::pairs(grad, output, |g, y| [g * y, 0.0]);
                     let dot = dot as f32;
