@@ -852,3 +852,34 @@ impl Device for CpuDevice {
 fn raw(tensor: &mut Tensor) -> &mut [u8] {
     tensor.raw_mut().expect("a tensor with one owner")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_tensor_is_changed_part_by_part_in_a_copy() {
+        let device = CpuDevice::new(1);
+        for len in [3, 2 * PART + 1] {
+            let make = || {
+                let values = (0..5 * len).map(|i| (i % 17) as f32 - 8.0);
+                Tensor::from_f32(&[5, len], values.collect::<Vec<_>>())
+            };
+            let axis = Axis::of(&[5, len], 1);
+            let x = make();
+            let check = |what: &str, f: &dyn Fn(Tensor) -> Tensor| {
+                assert_eq!(f(x.clone()).f32s(), f(make()).f32s(), "{what} of {len}");
+                assert_eq!(x.f32s(), make().f32s(), "{what} of {len} changed its input");
+            };
+            check("gelu", &|x| device.unary(Unary::Gelu, x));
+            check("softmax", &|x| device.softmax(axis, x, false));
+            let saved = device.softmax(axis, make(), false);
+            check("gelu's gradient", &|x| {
+                device.unary_backward(Unary::Gelu, &saved, x)
+            });
+            check("softmax's gradient", &|x| {
+                device.softmax_backward(axis, &saved, x, false)
+            });
+        }
+    }
+}
