@@ -94,6 +94,7 @@ fn what_does_not_fit_is_one_line() {
         &["from 0 to 255", "77 classes"],
     );
     assert_error(dir, &["--data", "text:nothing.txt"], &["nothing.txt"]);
+    assert_error(dir, &["--data", "text:"], &["text:FILE"]);
     fs::write(dir.join("short.txt"), "short").unwrap();
     assert_error(dir, &["--data", "text:short.txt"], &["5 tokens", "64"]);
     fs::write(dir.join("latin.txt"), [0xE9, b'a']).unwrap();

@@ -112,6 +112,10 @@ fn open_tokens(
         )));
     }
     if let Some(file) = tokens::text_file(&options.data) {
+        if file.as_os_str().is_empty() {
+            let problem = "--data text: names no file; write text:FILE, for example text:book.txt";
+            return Err(DataError::Mismatch(problem.to_owned()));
+        }
         let origin = file.display().to_string();
         let (row, vocabulary) = tokens::of_text(&origin, &read_file(file)?)?;
         return Ok(Some(Dataset {
