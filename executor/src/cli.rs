@@ -56,8 +56,8 @@ pub struct Cli {
     #[arg(long, value_name = "FILE.onnx")]
     pub out: Option<PathBuf>,
 
-    /// Write the held-out samples as the model reads them (x), their labels (y) and what the trained
-    /// model gives for them (output) to this file
+    /// Write the held-out samples as the model reads them (x, or by the names of its inputs where it has several),
+    /// their labels (y) and what the trained model gives for them (output) to this file
     #[arg(long, value_name = "FILE.npz", conflicts_with = "synthetic")]
     pub save_test: Option<PathBuf>,
 

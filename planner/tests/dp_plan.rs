@@ -272,6 +272,17 @@ fn the_memory_of_each_stage_adds_up() {
 }
 
 #[test]
+fn straight_plans_of_any_kind_have_no_replicas() {
+    let folder = Folder::new();
+    let profile = folder.profile(&small());
+    let plan = planned(&profile, &["--straight", "--schedule", "auto"]);
+    let stages = plan["stages"].as_array().unwrap();
+    assert!(stages.iter().all(|stage| stage["replicas"] == 1));
+    let kinds = plan["schedules"].as_array().unwrap();
+    assert!(kinds.iter().all(|row| row["schedule"] != "data-parallel"));
+}
+
+#[test]
 fn quiet_json_is_json_alone() {
     let folder = Folder::new();
     let profile = folder.profile(&small());

@@ -41,6 +41,9 @@ pub enum FormatName {
     Piper,
 }
 
+/// No note names more layers.
+const MOST_SHOWN: usize = 3;
+
 /// The profile in `path`, with notes on what its format leaves open and what it ties together.
 ///
 /// # Errors
@@ -58,9 +61,14 @@ pub(super) fn load(
     });
     let mut imported = import::load(path, format, batch)?;
     for tied in &imported.profile.tied {
+        let shown = tied.layers.iter().take(MOST_SHOWN).map(String::as_str);
+        let mut shown = shown.collect::<Vec<_>>().join(", ");
+        if tied.layers.len() > MOST_SHOWN {
+            shown.push_str(&format!(" and {} more", tied.layers.len() - MOST_SHOWN));
+        }
         imported.notes.push(format!(
-            "the layers {} share the weights `{}`: they stay in one stage",
-            tied.layers.join(", "),
+            "the layers {shown} share the weights `{}`: they stay in one stage (profile with --untie if only the export \
+             made them one)",
             tied.tensor
         ));
     }

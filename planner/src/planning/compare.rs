@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{PlanningError, Request, plan};
+use super::{PlanningError, Request, Scope, plan};
 use crate::plan::Plan;
 use crate::profile::{FileRef, Profile};
 use crate::schedule::ScheduleKind;
@@ -53,7 +53,10 @@ pub fn compare(
     let mut best: Option<Plan> = None;
     let mut first_miss = None;
     let mut rows = Vec::new();
-    for kind in KINDS {
+    // Data parallelism is nothing but replication.
+    let straight = request.scope == Scope::Straight;
+    let wanted = |kind: &ScheduleKind| !straight || *kind != ScheduleKind::DataParallel;
+    for kind in KINDS.into_iter().filter(wanted) {
         let mut request = request.clone();
         request.course.kind = kind;
         match plan(profile, profile_file.clone(), &request) {
