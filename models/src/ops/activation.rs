@@ -1,6 +1,8 @@
 //! Element-wise functions of one input with fixed parameters: the activation functions and Clip.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first, only,
+};
 use crate::device::params::Unary;
 use crate::tensor::Tensor;
 
@@ -163,8 +165,9 @@ impl Operator for Activation {
         } else {
             saved.input(0)
         };
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| cx.device.unary_backward(self.op, read, grad));
-        result
+        of_first(
+            only(grads).map(|grad| cx.device.unary_backward(self.op, read, grad)),
+            wanted,
+        )
     }
 }

@@ -1,6 +1,6 @@
 //! Normalisations along any axes without scale and bias: MeanVarianceNormalization and LpNormalization.
 
-use super::views::{broadcast, permute};
+use super::views::{broadcast, permute, permute_back};
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
 use crate::device::params::{Binary, LayerNorm, Reduction, Unary};
 use crate::tensor::Tensor;
@@ -88,15 +88,6 @@ impl RowNorm {
         }
         cx.device.unary(Unary::Scale(self.factor), x)
     }
-
-    /// Puts the axes back where they were.
-    fn back(&self, cx: &Context<'_>, x: &Tensor) -> Tensor {
-        let mut inverse = vec![0; self.order.len()];
-        for (to, &from) in self.order.iter().enumerate() {
-            inverse[from] = to;
-        }
-        permute(cx.device, x, &inverse)
-    }
 }
 
 impl Operator for RowNorm {
@@ -120,7 +111,7 @@ impl Operator for RowNorm {
         let y = cx.device.layer_norm(&self.rows, &x, None, None);
         let output = self.scaled(cx, y.output);
         Forward {
-            outputs: vec![self.back(cx, &output)],
+            outputs: vec![permute_back(cx.device, &output, &self.order)],
             extra: vec![y.mean, y.inv_std],
         }
     }
@@ -140,7 +131,7 @@ impl Operator for RowNorm {
                 unreachable!("the statistics that the forward gave");
             };
             let back = device.layer_norm_backward(&self.rows, &x, None, mean, inv_std, grad);
-            self.back(cx, &back.input)
+            permute_back(device, &back.input, &self.order)
         };
         vec![only(grads).map(back)]
     }

@@ -1,6 +1,6 @@
 //! Cast and CastLike.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first, only};
 use crate::tensor::{DType, Tensor};
 
 #[derive(Debug)]
@@ -57,10 +57,6 @@ impl Operator for Cast {
         &self.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].take().expect("an input");
         Forward::of(cx.device.cast(x, self.outputs[0].dtype))
@@ -73,9 +69,7 @@ impl Operator for Cast {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
         // Nothing flows back through an integer.
-        result[0] = only(grads).filter(|_| self.from == DType::F32);
-        result
+        of_first(only(grads).filter(|_| self.from == DType::F32), wanted)
     }
 }

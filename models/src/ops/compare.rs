@@ -1,6 +1,6 @@
 //! What gives truth values: Equal, Greater, GreaterOrEqual, Less, LessOrEqual, And, Or, Xor, Not, IsInf, IsNaN.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType};
 use crate::device::params::{Comparison, Unary};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
@@ -104,10 +104,6 @@ impl Operator for Truth {
 
     fn outputs(&self) -> &[ValueType] {
         &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {

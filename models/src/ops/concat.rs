@@ -1,15 +1,14 @@
 //! Concat.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
-use crate::device::params::View;
-use crate::shape;
+use super::views::part;
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, only};
 use crate::tensor::Tensor;
 
 #[derive(Debug)]
 struct Concat {
     axis: usize,
-    /// Where each input lies in the output.
-    views: Vec<View>,
+    /// Extent of each input along the axis.
+    extents: Vec<usize>,
     positions: Vec<usize>,
     outputs: [ValueType; 1],
 }
@@ -24,7 +23,7 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
     let axis = spec.axis(axis, first.shape.len())?;
     let mut output = first.clone();
     output.shape[axis] = 0;
-    let mut begins = Vec::with_capacity(spec.inputs.len());
+    let mut extents = Vec::with_capacity(spec.inputs.len());
     for position in 0..spec.inputs.len() {
         let input = spec.input(position, "inputs")?;
         spec.expect_dtype(input, "inputs", first.dtype)?;
@@ -32,22 +31,13 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         let mut expected = first.shape.clone();
         expected[axis] = extent;
         spec.expect_shape(input, "inputs", &expected)?;
-        begins.push((output.shape[axis], expected));
+        extents.push(extent);
         output.shape[axis] = output.shape[axis].saturating_add(extent);
     }
     spec.check_size(&output.shape)?;
-    let strides = shape::strides(&output.shape);
-    let views = begins
-        .into_iter()
-        .map(|(begin, shape)| View {
-            shape,
-            strides: strides.iter().map(|&stride| stride as isize).collect(),
-            offset: begin * strides[axis],
-        })
-        .collect();
     Ok(Box::new(Concat {
         axis,
-        views,
+        extents,
         positions: (0..spec.inputs.len()).collect(),
         outputs: [output],
     }))
@@ -66,10 +56,6 @@ impl Operator for Concat {
         &self.positions
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let parts: Vec<Tensor> = inputs.into_iter().flatten().collect();
         Forward::of(cx.device.concat(self.axis, &parts))
@@ -85,9 +71,11 @@ impl Operator for Concat {
         let Some(grad) = only(grads) else {
             return vec![None; wanted.len()];
         };
-        let parts = self.views.iter().zip(wanted);
-        parts
-            .map(|(view, &wanted)| wanted.then(|| cx.device.copy(view, &grad)))
-            .collect()
+        let mut first = 0;
+        let parts = self.extents.iter().zip(wanted).map(|(&count, &wanted)| {
+            first += count;
+            wanted.then(|| part(cx.device, &grad, self.axis, first - count, count))
+        });
+        parts.collect()
     }
 }

@@ -1,6 +1,6 @@
 //! Constant, ConstantOfShape, EyeLike, Range, Shape and Size: values that are known before anything runs.
 
-use super::{Attribute, Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType};
+use super::{Attribute, Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType};
 use crate::tensor::{DType, Tensor};
 
 /// No constant that a node describes has more elements.
@@ -208,10 +208,6 @@ impl Operator for Constant {
 
     fn outputs(&self) -> &[ValueType] {
         &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, _cx: &Context<'_>, _inputs: Vec<Option<Tensor>>) -> Forward {

@@ -1,6 +1,6 @@
 //! Dropout with masks that depend on seed, node and sample alone.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first, only};
 use crate::device::params::MaskSeed;
 use crate::random;
 use crate::tensor::{DType, Tensor};
@@ -69,10 +69,6 @@ impl Operator for Dropout {
         &self.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].take().expect("input data");
         let drops = self.training && cx.training && self.ratio > 0.0;
@@ -109,11 +105,12 @@ impl Operator for Dropout {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| match saved.extra.first() {
-            Some(mask) => cx.device.apply_mask(grad, mask, 1.0 / (1.0 - self.ratio)),
-            None => grad,
-        });
-        result
+        of_first(
+            only(grads).map(|grad| match saved.extra.first() {
+                Some(mask) => cx.device.apply_mask(grad, mask, 1.0 / (1.0 - self.ratio)),
+                None => grad,
+            }),
+            wanted,
+        )
     }
 }

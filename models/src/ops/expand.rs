@@ -1,6 +1,6 @@
 //! Expand and Tile: repetition along axes.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first, only};
 use crate::device::params::{Reduction, View};
 use crate::shape;
 use crate::tensor::Tensor;
@@ -92,10 +92,6 @@ impl Operator for Repeat {
         &[0]
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].take().expect("input data");
         let output = &self.outputs[0].shape;
@@ -112,12 +108,13 @@ impl Operator for Repeat {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| {
-            let grad = grad.into_shape(&self.view.shape);
-            let sum = cx.device.reduce(Reduction::Sum, &grad, &self.repeated);
-            sum.into_shape(&self.input_shape)
-        });
-        result
+        of_first(
+            only(grads).map(|grad| {
+                let grad = grad.into_shape(&self.view.shape);
+                let sum = cx.device.reduce(Reduction::Sum, &grad, &self.repeated);
+                sum.into_shape(&self.input_shape)
+            }),
+            wanted,
+        )
     }
 }

@@ -1,6 +1,8 @@
 //! Element-wise mathematical functions: Abs, Ceil, Cos, Erf, Exp, Floor, Log, Neg, Reciprocal, Round, Sign, Sin, Sqrt.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first, only,
+};
 use crate::device::params::{Binary, Unary};
 use crate::tensor::{DType, Tensor};
 
@@ -100,20 +102,21 @@ impl Operator for Function {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| {
-            if self.has_one_slope() {
-                // What is read does not matter.
-                let any = grad.clone();
-                return cx.device.unary_backward(self.op, &any, grad);
-            }
-            let read = if self.op.saves_output() {
-                saved.output(0)
-            } else {
-                saved.input(0)
-            };
-            cx.device.unary_backward(self.op, read, grad)
-        });
-        result
+        of_first(
+            only(grads).map(|grad| {
+                if self.has_one_slope() {
+                    // What is read does not matter.
+                    let any = grad.clone();
+                    return cx.device.unary_backward(self.op, &any, grad);
+                }
+                let read = if self.op.saves_output() {
+                    saved.output(0)
+                } else {
+                    saved.input(0)
+                };
+                cx.device.unary_backward(self.op, read, grad)
+            }),
+            wanted,
+        )
     }
 }

@@ -1,6 +1,8 @@
 //! Gather: slices of a tensor by index; an embedding when the tensor is a weight.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first, only,
+};
 use crate::device::params::Axis;
 use crate::tensor::{DType, Tensor};
 
@@ -80,12 +82,10 @@ impl Operator for Gather {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
         let back = |grad| {
             cx.device
                 .scatter_add(self.axis, &self.input_shape, saved.input(1), &grad)
         };
-        result[0] = only(grads).map(back);
-        result
+        of_first(only(grads).map(back), wanted)
     }
 }

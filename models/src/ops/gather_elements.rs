@@ -1,6 +1,8 @@
 //! GatherElements and GatherND: elements and slices by their positions along several axes.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first, only,
+};
 use crate::device::params::{Axis, Binary, Comparison, Reduction};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
@@ -199,12 +201,13 @@ impl Operator for GatherAt {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| {
-            let rows = self.rows(cx, saved.input(1));
-            let shape = &self.input_shape;
-            cx.device.scatter_add(self.rows, shape, &rows, &grad)
-        });
-        result
+        of_first(
+            only(grads).map(|grad| {
+                let rows = self.rows(cx, saved.input(1));
+                let shape = &self.input_shape;
+                cx.device.scatter_add(self.rows, shape, &rows, &grad)
+            }),
+            wanted,
+        )
     }
 }

@@ -1,7 +1,8 @@
 //! Gemm: `alpha * A' * B' + beta * C`, where `'` may transpose and C broadcasts to the product.
 
+use super::views::broadcast;
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, sum_to};
-use crate::device::params::{self, Unary, View};
+use crate::device::params::{self, Unary};
 use crate::init::Fan;
 use crate::shape;
 use crate::tensor::Tensor;
@@ -106,15 +107,7 @@ impl Operator for Gemm {
             .get(2)
             .and_then(Option::as_ref)
             .filter(|_| self.params.beta != 0.0);
-        let c = c.map(|c| {
-            let strides = shape::broadcast_strides(c.shape(), shape);
-            let view = View {
-                shape: shape.clone(),
-                strides: strides.into_iter().map(|s| s as isize).collect(),
-                offset: 0,
-            };
-            cx.device.copy(&view, c)
-        });
+        let c = c.map(|c| broadcast(cx.device, c, shape));
         Forward::of(cx.device.gemm(&self.params, a, b, c).into_shape(shape))
     }
 

@@ -1,6 +1,6 @@
 //! SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss as nodes of a graph.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first};
 use crate::device::params::{Axis, Binary, Reduction};
 use crate::tensor::{DType, Tensor};
 
@@ -172,13 +172,14 @@ impl Operator for Likelihood {
                 None => back,
             });
         }
-        let mut result = vec![None; wanted.len()];
-        result[0] = match (grad, log_probabilities) {
-            (Some(grad), Some(output)) => {
-                Some(device.softmax_backward(self.axis, &output, grad, true))
-            }
-            (grad, _) => grad,
-        };
-        result
+        of_first(
+            match (grad, log_probabilities) {
+                (Some(grad), Some(output)) => {
+                    Some(device.softmax_backward(self.axis, &output, grad, true))
+                }
+                (grad, _) => grad,
+            },
+            wanted,
+        )
     }
 }

@@ -239,6 +239,13 @@ fn only(grads: Vec<Option<Tensor>>) -> Option<Tensor> {
     grads.into_iter().next().flatten()
 }
 
+/// The gradients of all inputs of an operator where only the first one has any.
+fn of_first(gradient: Option<Tensor>, wanted: &[bool]) -> Vec<Option<Tensor>> {
+    let mut gradients = vec![None; wanted.len()];
+    gradients[0] = gradient;
+    gradients
+}
+
 /// Draws a gradient together to the shape of an input that was broadcast.
 fn sum_to(device: &dyn Device, grad: Tensor, shape: &[usize]) -> Tensor {
     let axes = crate::shape::broadcast_axes(shape, grad.shape());
@@ -318,8 +325,10 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// What the backward reads again.
-    fn saves(&self) -> Saves;
+    /// What the backward reads again: nothing, if an operator does not say otherwise.
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
 
     /// Whether the outputs are drawn at random, so that they are no constants even where all inputs are.
     fn is_random(&self) -> bool {

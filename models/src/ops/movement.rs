@@ -1,6 +1,7 @@
 //! Transpose, Slice, DepthToSpace and SpaceToDepth: strided selections out of tensors.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::views::{block, permute, permute_back};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first, only};
 use crate::device::params::View;
 use crate::shape;
 use crate::tensor::Tensor;
@@ -15,10 +16,6 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
     }
 }
 
-fn signed(strides: Vec<usize>) -> Vec<isize> {
-    strides.into_iter().map(|stride| stride as isize).collect()
-}
-
 /// The axes of a tensor seen in `shape`, in another order.
 fn exchange(
     name: &'static str,
@@ -27,26 +24,10 @@ fn exchange(
     perm: &[usize],
     output: Vec<usize>,
 ) -> Transpose {
-    let strides = shape::strides(shape);
-    let view = View {
-        shape: perm.iter().map(|&axis| shape[axis]).collect(),
-        strides: perm.iter().map(|&axis| strides[axis] as isize).collect(),
-        offset: 0,
-    };
-    // Where each axis of the input lies in the output.
-    let out_strides = shape::strides(&view.shape);
-    let mut back = View {
-        shape: shape.to_vec(),
-        strides: vec![0; shape.len()],
-        offset: 0,
-    };
-    for (to, &from) in perm.iter().enumerate() {
-        back.strides[from] = out_strides[to] as isize;
-    }
     Transpose {
         name,
-        view,
-        back,
+        shape: shape.to_vec(),
+        perm: perm.to_vec(),
         input_shape: data.shape.clone(),
         outputs: [ValueType {
             dtype: data.dtype,
@@ -172,11 +153,7 @@ fn slice(spec: &NodeSpec<'_>, data: &ValueType) -> Result<Box<dyn Operator>, OpE
     }
     spec.axes(axes, rank)?;
     let strides = shape::strides(&data.shape);
-    let mut view = View {
-        shape: data.shape.clone(),
-        strides: signed(strides.clone()),
-        offset: 0,
-    };
+    let mut view = block(&data.shape, &vec![0; rank], &data.shape);
     for (i, &axis) in axes.iter().enumerate() {
         let axis = spec.axis(axis, rank)?;
         let (first, count) = bounds(starts[i], ends[i], steps[i], data.shape[axis])
@@ -236,8 +213,9 @@ fn bounds(start: i64, end: i64, step: i64, extent: usize) -> Option<(usize, usiz
 #[derive(Debug)]
 struct Transpose {
     name: &'static str,
-    view: View,
-    back: View,
+    /// The shape that the input is seen in, and the order that its axes get.
+    shape: Vec<usize>,
+    perm: Vec<usize>,
     input_shape: Vec<usize>,
     outputs: [ValueType; 1],
 }
@@ -255,13 +233,9 @@ impl Operator for Transpose {
         &[0]
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("input data");
-        let exchanged = cx.device.copy(&self.view, x);
+        let exchanged = permute(cx.device, &x.reshape(&self.shape), &self.perm);
         Forward::of(exchanged.into_shape(&self.outputs[0].shape))
     }
 
@@ -272,9 +246,9 @@ impl Operator for Transpose {
         grads: Vec<Option<Tensor>>,
         _wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let back = |grad| {
-            cx.device
-                .copy(&self.back, &grad)
+        let shape: Vec<usize> = self.perm.iter().map(|&axis| self.shape[axis]).collect();
+        let back = |grad: Tensor| {
+            permute_back(cx.device, &grad.into_shape(&shape), &self.perm)
                 .into_shape(&self.input_shape)
         };
         vec![only(grads).map(back)]
@@ -301,10 +275,6 @@ impl Operator for Slice {
         &[0]
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         Forward::of(
             cx.device
@@ -319,10 +289,10 @@ impl Operator for Slice {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] =
-            only(grads).map(|grad| cx.device.scatter(&self.view, &self.input_shape, 0.0, &grad));
-        result
+        of_first(
+            only(grads).map(|grad| cx.device.scatter(&self.view, &self.input_shape, 0.0, &grad)),
+            wanted,
+        )
     }
 }
 

@@ -1,8 +1,8 @@
 //! Pad: more elements at the ends of axes (or fewer, where the amount is negative).
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::views::block;
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, only};
 use crate::device::params::{Axis, View};
-use crate::shape;
 use crate::tensor::{DType, Tensor};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,21 +118,11 @@ struct Pad {
 impl Pad {
     /// Where what is kept of the input lies: in the output, and in the input.
     fn views(&self) -> [View; 2] {
-        let place = |whole: &[usize], begin: &dyn Fn(&Amount) -> usize| {
-            let strides = shape::strides(whole);
-            let begins = self.amounts.iter().map(begin);
-            View {
-                shape: self.amounts.iter().map(|amount| amount.kept.1).collect(),
-                offset: begins
-                    .zip(&strides)
-                    .map(|(begin, stride)| begin * stride)
-                    .sum(),
-                strides: strides.into_iter().map(|stride| stride as isize).collect(),
-            }
-        };
+        let each = |part: fn(&Amount) -> usize| self.amounts.iter().map(part).collect::<Vec<_>>();
+        let kept = each(|amount| amount.kept.1);
         [
-            place(&self.outputs[0].shape, &|amount| amount.before),
-            place(&self.input_shape, &|amount| amount.kept.0),
+            block(&self.outputs[0].shape, &each(|amount| amount.before), &kept),
+            block(&self.input_shape, &each(|amount| amount.kept.0), &kept),
         ]
     }
 
@@ -177,10 +167,6 @@ impl Operator for Pad {
 
     fn outputs(&self) -> &[ValueType] {
         &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {

@@ -1,8 +1,6 @@
 //! MaxPool and AveragePool, and their global forms.
 
-use super::{
-    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, views, window,
-};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, only, views, window};
 use crate::device::params::{Binary, Pool, Reduction, Unary, Window};
 use crate::tensor::{DType, Tensor};
 
@@ -168,10 +166,6 @@ impl Operator for Max {
         &self.pooling.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("input X");
         let types = &self.pooling.outputs;
@@ -217,10 +211,6 @@ impl Operator for Average {
         &self.0.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("input X");
         let output = cx.device.average_pool(&self.0.params, x);
@@ -253,10 +243,6 @@ impl Operator for GlobalAverage {
 
     fn outputs(&self) -> &[ValueType] {
         &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {

@@ -1,6 +1,6 @@
 //! ArgMax, ArgMin, CumSum and OneHot: positions along an axis.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first, only};
 use crate::device::params::{Axis, Binary, Comparison, CumulativeSum, Extreme};
 use crate::tensor::{DType, Tensor};
 
@@ -127,10 +127,6 @@ impl Operator for ArgExtreme {
         &self.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("input data");
         let positions = cx.device.arg_extreme(self.axis, x, self.extreme);
@@ -164,10 +160,6 @@ impl Operator for CumSum {
         &self.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("input x");
         Forward::of(cx.device.cumulative_sum(self.axis, x, self.sum))
@@ -185,9 +177,10 @@ impl Operator for CumSum {
             reverse: !self.sum.reverse,
             ..self.sum
         };
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| cx.device.cumulative_sum(self.axis, &grad, back));
-        result
+        of_first(
+            only(grads).map(|grad| cx.device.cumulative_sum(self.axis, &grad, back)),
+            wanted,
+        )
     }
 }
 
@@ -208,10 +201,6 @@ impl Operator for OneHot {
 
     fn outputs(&self) -> &[ValueType] {
         &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {

@@ -1,6 +1,6 @@
 //! RandomUniform, RandomNormal, their Like forms and Bernoulli: numbers that depend on seed, node and sample alone.
 
-use super::{Attribute, Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType};
+use super::{Attribute, Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType};
 use crate::device::params::{Binary, Distribution, MaskSeed, Unary};
 use crate::random;
 use crate::tensor::{DType, Tensor};
@@ -98,10 +98,6 @@ impl Operator for Random {
 
     fn is_random(&self) -> bool {
         true
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {

@@ -1,7 +1,9 @@
 //! Reductions over axes: ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceMax, ReduceMean, ReduceMin, ReduceProd,
 //! ReduceSum, ReduceSumSquare.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, views};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first, only, views,
+};
 use crate::device::params::{Binary, Comparison, Reduction, Unary};
 use crate::tensor::{DType, Tensor};
 
@@ -182,8 +184,6 @@ impl Operator for Reduce {
                 }
             }
         };
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(back);
-        result
+        of_first(only(grads).map(back), wanted)
     }
 }

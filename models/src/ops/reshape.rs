@@ -1,7 +1,7 @@
 //! Operators that give their input another shape over the same memory: Identity, Flatten, Reshape, Squeeze,
 //! Unsqueeze.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first, only};
 use crate::tensor::Tensor;
 
 #[derive(Debug)]
@@ -136,10 +136,6 @@ impl Operator for Reshape {
         &[0]
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, _cx: &Context<'_>, mut inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].take().expect("input data");
         Forward::of(x.into_shape(&self.outputs[0].shape))
@@ -152,8 +148,9 @@ impl Operator for Reshape {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| grad.into_shape(&self.input_shape));
-        result
+        of_first(
+            only(grads).map(|grad| grad.into_shape(&self.input_shape)),
+            wanted,
+        )
     }
 }

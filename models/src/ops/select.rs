@@ -1,6 +1,8 @@
 //! Where and Trilu: elements of one tensor or of another.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only, sum_to};
+use super::{
+    Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, of_first, only, sum_to,
+};
 use crate::shape;
 use crate::tensor::{DType, Tensor};
 
@@ -135,10 +137,6 @@ impl Operator for Trilu {
         &self.outputs
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("input");
         Forward::of(cx.device.select(&self.kept, x, &zero(x.dtype())))
@@ -151,8 +149,9 @@ impl Operator for Trilu {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
-        result[0] = only(grads).map(|grad| cx.device.select(&self.kept, &grad, &zero(DType::F32)));
-        result
+        of_first(
+            only(grads).map(|grad| cx.device.select(&self.kept, &grad, &zero(DType::F32))),
+            wanted,
+        )
     }
 }

@@ -1,15 +1,12 @@
 //! Split.
 
-use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType};
-use crate::device::params::View;
-use crate::shape;
+use super::views::part;
+use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, ValueType, of_first};
 use crate::tensor::Tensor;
 
 #[derive(Debug)]
 struct Split {
     axis: usize,
-    /// Where each part lies in the input.
-    views: Vec<View>,
     outputs: Vec<ValueType>,
 }
 
@@ -56,26 +53,14 @@ pub(super) fn build(spec: &NodeSpec<'_>) -> Result<Box<dyn Operator>, OpError> {
         let begin = |i: usize| (i * part).min(extent);
         (0..count).map(|i| begin(i + 1) - begin(i)).collect()
     };
-    let strides = shape::strides(&data.shape);
-    let (mut views, mut outputs, mut begin) = (Vec::new(), Vec::new(), 0);
-    for extent in extents {
-        let mut shape = data.shape.clone();
-        shape[axis] = extent;
-        views.push(View {
-            shape: shape.clone(),
-            strides: strides.iter().map(|&stride| stride as isize).collect(),
-            offset: begin * strides[axis],
-        });
-        outputs.push(ValueType {
-            dtype: data.dtype,
-            shape,
-        });
-        begin += extent;
-    }
+    let part = |extent| {
+        let mut part = data.clone();
+        part.shape[axis] = extent;
+        part
+    };
     Ok(Box::new(Split {
         axis,
-        views,
-        outputs,
+        outputs: extents.into_iter().map(part).collect(),
     }))
 }
 
@@ -92,13 +77,14 @@ impl Operator for Split {
         &[0]
     }
 
-    fn saves(&self) -> Saves {
-        Saves::default()
-    }
-
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
         let x = inputs[0].as_ref().expect("an input");
-        let parts = self.views.iter().map(|view| cx.device.copy(view, x));
+        let mut first = 0;
+        let parts = self.outputs.iter().map(|output| {
+            let count = output.shape[self.axis];
+            first += count;
+            part(cx.device, x, self.axis, first - count, count)
+        });
         Forward {
             outputs: parts.collect(),
             extra: vec![],
@@ -112,13 +98,11 @@ impl Operator for Split {
         grads: Vec<Option<Tensor>>,
         wanted: &[bool],
     ) -> Vec<Option<Tensor>> {
-        let mut result = vec![None; wanted.len()];
         // A part that nobody used has no gradient: it is 0.
         let parts = self.outputs.iter().zip(grads);
         let parts: Vec<Tensor> = parts
             .map(|(ty, grad)| grad.unwrap_or_else(|| cx.device.fill(&ty.shape, 0.0)))
             .collect();
-        result[0] = Some(cx.device.concat(self.axis, &parts));
-        result
+        of_first(Some(cx.device.concat(self.axis, &parts)), wanted)
     }
 }

@@ -9,6 +9,20 @@ fn signed(strides: impl IntoIterator<Item = usize>) -> Vec<isize> {
     strides.into_iter().map(|stride| stride as isize).collect()
 }
 
+/// The block of `shape` that begins at index `first` of a tensor of the shape `whole`.
+pub(super) fn block(whole: &[usize], first: &[usize], shape: &[usize]) -> View {
+    let strides = shape::strides(whole);
+    View {
+        shape: shape.to_vec(),
+        offset: first
+            .iter()
+            .zip(&strides)
+            .map(|(i, stride)| i * stride)
+            .sum(),
+        strides: signed(strides),
+    }
+}
+
 /// The tensor with its axes in another order; itself where that moves nothing.
 pub(super) fn permute(device: &dyn Device, x: &Tensor, order: &[usize]) -> Tensor {
     let shape: Vec<usize> = order.iter().map(|&axis| x.shape()[axis]).collect();
@@ -25,6 +39,15 @@ pub(super) fn permute(device: &dyn Device, x: &Tensor, order: &[usize]) -> Tenso
     device.copy(&view, x)
 }
 
+/// Undoes [`permute`] with the same order.
+pub(super) fn permute_back(device: &dyn Device, x: &Tensor, order: &[usize]) -> Tensor {
+    let mut inverse = vec![0; order.len()];
+    for (to, &from) in order.iter().enumerate() {
+        inverse[from] = to;
+    }
+    permute(device, x, &inverse)
+}
+
 /// `count` elements along an axis from `first` on; the tensor itself where these are all.
 pub(super) fn part(
     device: &dyn Device,
@@ -36,15 +59,9 @@ pub(super) fn part(
     if count == x.shape()[axis] {
         return x.clone();
     }
-    let strides = shape::strides(x.shape());
-    let mut shape = x.shape().to_vec();
-    shape[axis] = count;
-    let view = View {
-        shape,
-        offset: first * strides[axis],
-        strides: signed(strides),
-    };
-    device.copy(&view, x)
+    let (mut begin, mut shape) = (vec![0; x.shape().len()], x.shape().to_vec());
+    (begin[axis], shape[axis]) = (first, count);
+    device.copy(&block(x.shape(), &begin, &shape), x)
 }
 
 /// The tensor repeated to a shape that it broadcasts to.

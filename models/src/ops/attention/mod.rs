@@ -2,10 +2,9 @@
 
 mod build;
 
-use super::views::{part, permute};
+use super::views::{block, part, permute};
 use super::{Context, Forward, Operator, Saved, Saves, ValueType, sum_to};
 use crate::device::params::{Axis, Binary, Gemm, Reduction, Unary, View};
-use crate::shape;
 use crate::tensor::{DType, Tensor};
 
 pub(super) use build::build;
@@ -152,14 +151,7 @@ impl Attention {
         if let Some(keys) = full.last_mut() {
             *keys = self.lens[1];
         }
-        View {
-            shape: mask.to_vec(),
-            strides: shape::strides(&full)
-                .into_iter()
-                .map(|s| s as isize)
-                .collect(),
-            offset: 0,
-        }
+        block(&full, &vec![0; full.len()], mask)
     }
 
     /// Gradient of the mask from that of the scores.

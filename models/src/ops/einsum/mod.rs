@@ -3,7 +3,7 @@
 mod equation;
 
 use self::equation::Equation;
-use super::views::{broadcast, permute};
+use super::views::{broadcast, permute, permute_back};
 use super::{Context, Forward, NodeSpec, OpError, Operator, Saved, Saves, ValueType, only};
 use crate::device::params::{Gemm, Reduction, View};
 use crate::shape;
@@ -174,7 +174,7 @@ impl Operand {
     fn restore(&self, cx: &Context<'_>, grad: Tensor) -> Tensor {
         let kept = self.kept();
         let shape: Vec<usize> = self.order.iter().map(|&axis| kept[axis]).collect();
-        let mut grad = permute_back(cx, &grad.into_shape(&shape), &self.order);
+        let mut grad = permute_back(cx.device, &grad.into_shape(&shape), &self.order);
         let mut ones = self.labelled.clone();
         self.summed.iter().for_each(|&axis| ones[axis] = 1);
         grad = grad.into_shape(&ones);
@@ -186,15 +186,6 @@ impl Operand {
             None => grad.into_shape(&self.shape),
         }
     }
-}
-
-/// Undoes [`permute`].
-fn permute_back(cx: &Context<'_>, x: &Tensor, order: &[usize]) -> Tensor {
-    let mut inverse = vec![0; order.len()];
-    for (to, &from) in order.iter().enumerate() {
-        inverse[from] = to;
-    }
-    permute(cx.device, x, &inverse)
 }
 
 impl Operator for Einsum {
@@ -247,7 +238,7 @@ impl Operator for Einsum {
         let Some(grad) = only(grads) else {
             return result;
         };
-        let grad = permute_back(cx, &grad, &self.order);
+        let grad = permute_back(cx.device, &grad, &self.order);
         let Some(p) = &self.product else {
             result[0] = Some(self.operands[0].restore(cx, grad));
             return result;

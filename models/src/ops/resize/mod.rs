@@ -4,7 +4,7 @@ mod build;
 mod taps;
 
 use self::taps::Taps;
-use super::{Context, Forward, Operator, Saved, Saves, ValueType, only};
+use super::{Context, Forward, Operator, Saved, ValueType, only};
 use crate::device::params::{Axis, Binary};
 use crate::tensor::Tensor;
 
@@ -45,10 +45,6 @@ impl Operator for Resize {
 
     fn outputs(&self) -> &[ValueType] {
         &self.outputs
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::default()
     }
 
     fn forward(&self, cx: &Context<'_>, inputs: Vec<Option<Tensor>>) -> Forward {
