@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::data::DataOptions;
+use crate::emulation::EmulationOptions;
 use crate::job::{Baseline, Options};
 use crate::launch::Host;
 use crate::learning_rate::{Course, Decay};
@@ -11,6 +12,7 @@ use models::graph::parse_dimension;
 use models::init::Init;
 use models::loss::{Classes, Loss};
 use models::optimizer::Optimizer;
+use planner::units::parse_memory;
 
 /// Train a model as its plan says: pipeline stages, replicas, weight versions.
 #[derive(Debug, Parser)]
@@ -86,6 +88,14 @@ pub struct Cli {
     #[arg(long, value_name = "HOST[:N],…", value_delimiter = ',')]
     pub hosts: Vec<Host>,
 
+    /// Waits in place of compute
+    #[command(flatten)]
+    pub emulation: EmulationArgs,
+
+    /// Gradients of a replicated stage are all-reduced together until they have so many bytes
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_memory)]
+    pub bucket: u64,
+
     /// Do not keep each worker on cores of its own, as is done on Linux where there are enough
     #[arg(long)]
     pub no_pin: bool,
@@ -99,6 +109,31 @@ pub struct Cli {
     pub quiet: bool,
 }
 
+/// Waits in place of compute.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Emulated compute")]
+pub struct EmulationArgs {
+    /// Do not compute: wait as long as the profile says, and send, receive and all-reduce tensors of its sizes, to try a
+    /// plan on a network without its devices or model [default: the plan's profile]
+    #[arg(long, value_name = "PROFILE", num_args = 0..=1, conflicts_with_all = ["data", "synthetic", "out", "save_test", "model"])]
+    pub emulate_compute: Option<Option<PathBuf>>,
+
+    /// With --emulate-compute: take so many times as long, for links that are as many times slower than the plan's
+    #[arg(long, value_name = "K", requires = "emulate_compute", conflicts_with_all = ["data", "synthetic"], default_value_t = 1.0, value_parser = dilation)]
+    pub dilate: f64,
+}
+
+impl EmulationArgs {
+    fn options(&self) -> Option<EmulationOptions> {
+        self.emulate_compute
+            .clone()
+            .map(|profile| EmulationOptions {
+                profile,
+                dilate: self.dilate,
+            })
+    }
+}
+
 /// Where samples come from.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Data")]
@@ -106,7 +141,7 @@ pub struct DataArgs {
     /// Samples: .npz with x and y (or x_train, y_train, x_test, y_test; for a model with several inputs one array of
     /// each name), .npy or IDX, gzipped or not. Tokens, to learn the next one of: text:FILE by its characters, .bin of
     /// 16-bit numbers, or .npy with one axis
-    #[arg(long, value_name = "FILE", required_unless_present = "synthetic")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["synthetic", "emulate_compute"])]
     pub data: Option<PathBuf>,
 
     /// Tokens of a sample, as a check: the model says how many it reads
@@ -362,6 +397,8 @@ impl Cli {
             threads: self.threads.map(|n| n as usize),
             pin: !self.no_pin,
             keep_outputs: self.save_test.is_some(),
+            bucket_bytes: self.bucket as usize,
+            emulation: self.emulation.options(),
         }
     }
 
@@ -441,6 +478,14 @@ fn betas(text: &str) -> Result<(f32, f32), String> {
         .split_once(',')
         .ok_or("expected two numbers, such as 0.9,0.999")?;
     Ok((momentum(first.trim())?, momentum(second.trim())?))
+}
+
+fn dilation(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |&v: &f64| v > 0.0 && v <= 1e9,
+        "a factor above 0, such as 100",
+    )
 }
 
 fn positive(text: &str) -> Result<f32, String> {

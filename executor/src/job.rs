@@ -17,6 +17,7 @@ use planner::schedule::{Pace, ScheduleKind, StageShape};
 
 use crate::data::shuffle::below;
 use crate::data::{self, DataOptions, Input, Minibatch, Signature};
+use crate::emulation::{self, EmulationOptions};
 use crate::error::RunError;
 use crate::learning_rate::Course;
 use crate::stage;
@@ -53,6 +54,8 @@ pub struct Options {
     pub course: Course,
     /// Largest norm of the gradient of a stage; a larger one is scaled down to it.
     pub clip_norm: Option<f32>,
+    /// Gradients are all-reduced together until they have so many bytes.
+    pub bucket_bytes: usize,
     /// Whether the other stages' rates are scaled by their replicas over the first one's.
     pub scale_learning_rate: bool,
     /// Whether a backward reads the version its forward read.
@@ -79,6 +82,8 @@ pub struct Options {
     pub pin: bool,
     /// Whether to keep what the trained model gives for the held-out samples.
     pub keep_outputs: bool,
+    /// Waits in place of compute.
+    pub emulation: Option<EmulationOptions>,
 }
 
 /// Made-up minibatches to cycle through: enough that no two in flight are the same.
@@ -95,7 +100,8 @@ fn check_supported(plan_file: &Path, plan: &Plan) -> Result<(), RunError> {
     )))
 }
 
-/// Opens and checks everything that a run needs; nothing is written before this succeeds.
+/// Opens and checks everything that a run needs; nothing is written before this succeeds. There is no model where
+/// compute is emulated.
 ///
 /// # Errors
 /// When the model is not the plan's, lacks a layer of it, or data and model do not fit.
@@ -104,8 +110,12 @@ pub fn prepare(
     plan: &Plan,
     options: &Options,
     stop: Arc<AtomicBool>,
-) -> Result<(Model, Job), RunError> {
+) -> Result<(Option<Model>, Job), RunError> {
     check_supported(plan_file, plan)?;
+    if let Some(emulation) = &options.emulation {
+        let job = emulation::prepare(plan_file, plan, options, emulation, stop)?;
+        return Ok((None, job));
+    }
     let model = open_model(plan_file, plan, options.model.as_deref())?;
     let build = BuildOptions {
         batch: Some(plan.batch_size),
@@ -157,6 +167,7 @@ pub fn prepare(
             pace,
             weight_stashing: options.weight_stashing,
             clip_norm: options.clip_norm,
+            bucket_bytes: options.bucket_bytes,
         },
         learning_rate: options.learning_rate,
         course: options.course,
@@ -170,10 +181,11 @@ pub fn prepare(
         pin: options.pin,
         keep_outputs: options.keep_outputs,
         stop,
-        graph,
+        states: graph.states().iter().map(|s| s.tensor.clone()).collect(),
+        graph: Some(graph),
     };
     job.minibatches_per_epoch()?;
-    Ok((model, job))
+    Ok((Some(model), job))
 }
 
 /// Samples per second that the plan predicts for what is run.

@@ -19,8 +19,8 @@ use crate::train::{Job, Material, Observer, Outcome, cores_here};
 pub struct Prepared {
     /// The plan.
     pub plan: Plan,
-    /// Its model.
-    pub model: Model,
+    /// Its model; none where compute is emulated.
+    pub model: Option<Model>,
     /// What is to be trained.
     pub job: Job,
 }
@@ -43,8 +43,10 @@ impl Prepared {
     /// have the cores that they want.
     pub fn warn(&self, one_machine: bool) {
         let job = &self.job;
-        for remark in job.graph.remarks() {
-            eprintln!("warning: {}: {remark}", job.graph.path().display());
+        if let Some(graph) = &job.graph {
+            for remark in graph.remarks() {
+                eprintln!("warning: {}: {remark}", graph.path().display());
+            }
         }
         let fills: Vec<&str> = job.constant_fills().collect();
         if let [first, others @ ..] = &fills[..] {
@@ -56,7 +58,7 @@ impl Prepared {
                 }
             );
         }
-        if one_machine && job.cores_wanted() > cores_here() {
+        if one_machine && !job.is_emulated() && job.cores_wanted() > cores_here() {
             eprintln!(
                 "warning: the workers want {} cores and share {}: expect less than the predicted throughput",
                 job.cores_wanted(),
@@ -76,7 +78,7 @@ impl Prepared {
         train: impl FnOnce(&Job, &mut dyn Observer) -> Result<Outcome, RunError>,
     ) -> Result<bool, Box<dyn Error + Send + Sync>> {
         let Prepared { plan, model, job } = self;
-        let recorder = Recorder::create(&cli.dir)?;
+        let recorder = Recorder::create(&cli.dir, job.is_emulated())?;
         if let Material::Dataset(dataset) = &job.material
             && let Some(vocabulary) = &dataset.vocabulary
         {
@@ -87,6 +89,7 @@ impl Prepared {
             console_line(cli, &line);
         }
         let mut console = Console::new(recorder, job.epochs, plan.batch_size, cli.quiet);
+        let dilate = job.is_emulated().then_some(cli.emulation.dilate);
         let begin = Instant::now();
         let outcome = train(job, &mut console);
         let recorder = console.into_recorder();
@@ -95,8 +98,9 @@ impl Prepared {
             &outcome,
             cli.mode(),
             plan.batch_size,
-            predicted_samples_per_s(plan, cli.options().baseline),
+            predicted_samples_per_s(plan, cli.options().baseline) / dilate.unwrap_or(1.0),
             begin.elapsed().as_secs_f64(),
+            dilate,
         );
         if outcome.interrupted {
             eprintln!(
@@ -104,13 +108,19 @@ impl Prepared {
                 outcome.minibatches
             );
         }
-        if let Some(path) = &cli.out {
-            model.write_back(&outcome.named_tensors(&job.graph), path)?;
+        if let (Some(path), Some(model), Some(graph)) = (&cli.out, model, &job.graph) {
+            model.write_back(&outcome.named_tensors(graph), path)?;
             console_line(cli, &format!("wrote {}", path.display()));
         }
         if let (Some(path), Material::Dataset(dataset)) = (&cli.save_test, &job.material) {
             record::save_test(path, &dataset.test, &outcome.outputs)?;
             console_line(cli, &format!("wrote {}", path.display()));
+        }
+        if let Some(late) = summary.too_late() {
+            eprintln!(
+                "warning: waits ended {:.1} % of a minibatch's time late: this machine has too much to do for what it is to emulate; lengthen times with --dilate, or use more machines",
+                100.0 * late
+            );
         }
         recorder.finish(&summary)?;
         let text = match (cli.json, cli.quiet) {

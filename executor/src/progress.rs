@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 
 use crate::error::RunError;
-use crate::record::{Recorder, Summary};
+use crate::record::{EmulatedCompute, Recorder, Summary};
 use crate::train::{Epoch, Observer, Step};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -16,6 +16,7 @@ pub struct Console {
     quiet: bool,
     epochs: usize,
     batch_size: usize,
+    emulated: bool,
     loss: f64,
     correct: usize,
     seen: usize,
@@ -37,15 +38,16 @@ impl Console {
             .expect("a template with known keys");
         bar.set_style(style);
         Console {
-            recorder,
             bar,
             terminal,
             quiet,
             epochs,
             batch_size,
+            emulated: recorder.is_emulated(),
             loss: 0.0,
             correct: 0,
             seen: 0,
+            recorder,
         }
     }
 
@@ -71,10 +73,17 @@ impl Observer for Console {
         self.seen += 1;
         if self.terminal {
             let seen = self.seen as f64;
+            let learned = if self.emulated {
+                "emulated compute".to_owned()
+            } else {
+                format!(
+                    "loss {:.4} acc {:.1}%",
+                    self.loss / seen,
+                    100.0 * self.correct as f64 / (seen * self.batch_size as f64)
+                )
+            };
             self.bar.set_message(format!(
-                "loss {:.4} acc {:.1}% {:.0} samples/s bubbles {:.0}%",
-                self.loss / seen,
-                100.0 * self.correct as f64 / (seen * self.batch_size as f64),
+                "{learned} {:.0} samples/s bubbles {:.0}%",
                 step.samples_per_s,
                 100.0 * step.bubble_share
             ));
@@ -84,7 +93,14 @@ impl Observer for Console {
     }
 
     fn epoch(&mut self, epoch: &Epoch) -> Result<(), RunError> {
-        let line = epoch_line(epoch, self.epochs);
+        let line = if self.emulated {
+            format!(
+                "epoch {}/{}: emulated compute; {:.1} s",
+                epoch.epoch, self.epochs, epoch.wall_s
+            )
+        } else {
+            epoch_line(epoch, self.epochs)
+        };
         if self.terminal {
             self.bar.println(line);
         } else if !self.quiet {
@@ -112,19 +128,35 @@ fn epoch_line(epoch: &Epoch, epochs: usize) -> String {
     line
 }
 
+/// How well waits took the place of compute.
+fn lateness(emulated: &EmulatedCompute) -> String {
+    let worst = |all: &[f64]| 1e3 * all.iter().copied().fold(0.0, f64::max);
+    format!(
+        "emulated, {} times the profile's times; waits {:.2} ms late in the mean, {:.1} ms at most",
+        emulated.dilate,
+        worst(&emulated.mean_lateness_s),
+        worst(&emulated.largest_lateness_s)
+    )
+}
+
 /// The table that ends a run.
 pub fn table(summary: &Summary) -> String {
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.4}"));
     let gap = summary.samples_per_s / summary.predicted_samples_per_s - 1.0;
     let mebibytes = |bytes: &u64| format!("{:.1}", *bytes as f64 / f64::from(1 << 20));
-    let rows = [
-        (
-            "test accuracy",
-            summary.test_accuracy.map_or("-".to_owned(), percent),
-        ),
-        ("test loss", number(summary.test_loss)),
-        ("train loss", number(summary.train_loss)),
+    let mut rows = match &summary.emulated_compute {
+        Some(emulated) => vec![("compute", lateness(emulated))],
+        None => vec![
+            (
+                "test accuracy",
+                summary.test_accuracy.map_or("-".to_owned(), percent),
+            ),
+            ("test loss", number(summary.test_loss)),
+            ("train loss", number(summary.train_loss)),
+        ],
+    };
+    rows.extend([
         (
             "throughput",
             format!(
@@ -149,7 +181,9 @@ pub fn table(summary: &Summary) -> String {
             ),
         ),
         ("sent", format!("{} MiB", mebibytes(&summary.bytes_sent))),
-        (
+    ]);
+    if summary.emulated_compute.is_none() {
+        rows.push((
             "peak memory",
             format!(
                 "{} MiB per worker",
@@ -160,8 +194,8 @@ pub fn table(summary: &Summary) -> String {
                     .collect::<Vec<_>>()
                     .join(" ")
             ),
-        ),
-    ];
+        ));
+    }
     rows.iter().fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "{name:<14} {value}");
         text

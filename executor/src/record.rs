@@ -9,6 +9,8 @@ use serde::Serialize;
 use crate::data::{Samples, array, npy};
 use crate::error::RunError;
 use crate::train::{Epoch, Observer, Outcome, Step};
+use crate::usage::Carried;
+use crate::worker::Report;
 
 /// Writes `metrics.csv` and `epochs.csv` while a run goes on.
 #[derive(Debug)]
@@ -16,14 +18,16 @@ pub struct Recorder {
     dir: PathBuf,
     metrics: csv::Writer<File>,
     epochs: csv::Writer<File>,
+    emulated: bool,
 }
 
 impl Recorder {
-    /// Makes the folder and begins both files anew.
+    /// Makes the folder and begins both files anew. Where compute is `emulated` there are no losses to write, and
+    /// `metrics.csv` says so in a column of its own.
     ///
     /// # Errors
     /// When the folder or a file in it cannot be written.
-    pub fn create(dir: &Path) -> Result<Self, RunError> {
+    pub fn create(dir: &Path, emulated: bool) -> Result<Self, RunError> {
         fs::create_dir_all(dir).map_err(|e| output_error(dir, e))?;
         let begin = |name: &str, header: &[&str]| -> Result<csv::Writer<File>, RunError> {
             let path = dir.join(name);
@@ -35,7 +39,11 @@ impl Recorder {
         };
         let mut recorder = Recorder {
             dir: dir.to_owned(),
-            metrics: begin("metrics.csv", &["step", "epoch", "loss", "samples_per_s"])?,
+            metrics: begin(
+                "metrics.csv",
+                &["step", "epoch", "loss", "samples_per_s", "compute"][..4 + usize::from(emulated)],
+            )?,
+            emulated,
             epochs: begin(
                 "epochs.csv",
                 &[
@@ -56,6 +64,11 @@ impl Recorder {
         }
     }
 
+    /// Whether compute is emulated.
+    pub fn is_emulated(&self) -> bool {
+        self.emulated
+    }
+
     /// Writes `summary.json`, whole or not at all.
     ///
     /// # Errors
@@ -72,6 +85,7 @@ impl Recorder {
             dir,
             metrics,
             epochs,
+            ..
         } = self;
         metrics
             .flush()
@@ -87,11 +101,16 @@ impl Observer for Recorder {
         let row = [
             step.step.to_string(),
             step.epoch.to_string(),
-            step.loss.to_string(),
+            if self.emulated {
+                String::new()
+            } else {
+                step.loss.to_string()
+            },
             format!("{:.1}", step.samples_per_s),
         ];
+        let compute = self.emulated.then(|| "emulated".to_owned());
         self.metrics
-            .write_record(row)
+            .write_record(row.into_iter().chain(compute))
             .map_err(|e| output_error(&self.dir, e))
     }
 
@@ -99,7 +118,7 @@ impl Observer for Recorder {
         let optional = |value: Option<f64>| value.map_or(String::new(), |v| v.to_string());
         let row = [
             epoch.epoch.to_string(),
-            epoch.train_loss.to_string(),
+            optional(Some(epoch.train_loss).filter(|_| !self.emulated)),
             optional(epoch.test_loss),
             optional(epoch.test_accuracy),
             format!("{:.3}", epoch.wall_s),
@@ -144,6 +163,9 @@ fn output_error(path: &Path, reason: impl ToString) -> RunError {
     }
 }
 
+/// Waits that end this share of a minibatch's time late do not stand for compute any more.
+const LATE: f64 = 0.01;
+
 /// `summary.json`: what a run came to.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
@@ -183,19 +205,55 @@ pub struct Summary {
     pub peak_memory_bytes: Vec<u64>,
     /// Most weight versions that each worker held at once.
     pub versions_held: Vec<usize>,
+    /// Processor time of training over its time, for each worker: of its process, or of its thread where the process has
+    /// other workers.
+    pub cpu_share: Vec<Option<f64>>,
+    /// Bytes that the interfaces of each worker's machine sent meanwhile, the loopback left out, with all that the
+    /// protocols add. None where the workers share a process.
+    pub interface_bytes_sent: Vec<Option<u64>>,
+    /// Bytes that they received.
+    pub interface_bytes_received: Vec<Option<u64>>,
+    /// Where waits took the place of compute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub emulated_compute: Option<EmulatedCompute>,
+}
+
+/// How well waits took the place of compute.
+#[derive(Clone, Debug, Serialize)]
+pub struct EmulatedCompute {
+    /// Times were so many times those of the profile.
+    pub dilate: f64,
+    /// How late each worker's waits ended, mean, seconds.
+    pub mean_lateness_s: Vec<f64>,
+    /// The latest.
+    pub largest_lateness_s: Vec<f64>,
+}
+
+impl EmulatedCompute {
+    fn new(dilate: f64, workers: &[Report]) -> Self {
+        let lateness = || workers.iter().map(|w| w.lateness);
+        EmulatedCompute {
+            dilate,
+            mean_lateness_s: lateness().map(|l| l.mean().as_secs_f64()).collect(),
+            largest_lateness_s: lateness().map(|l| l.largest.as_secs_f64()).collect(),
+        }
+    }
 }
 
 impl Summary {
-    /// Sums an outcome up.
+    /// Sums an outcome up; `dilate` where compute was emulated.
     pub fn new(
         outcome: &Outcome,
         mode: &'static str,
         batch_size: usize,
         predicted_samples_per_s: f64,
         wall_s: f64,
+        dilate: Option<f64>,
     ) -> Self {
         let judged = outcome.epochs.iter().rev().find(|e| e.test_loss.is_some());
         let workers = outcome.workers.iter();
+        let carried =
+            |bytes: fn(Carried) -> u64| workers.clone().map(move |w| w.usage.interfaces.map(bytes));
         Summary {
             schema: "dp.run/1",
             mode,
@@ -205,7 +263,7 @@ impl Summary {
             interrupted: outcome.interrupted,
             test_accuracy: judged.and_then(|e| e.test_accuracy),
             test_loss: judged.and_then(|e| e.test_loss),
-            train_loss: outcome.epochs.last().map(|e| e.train_loss),
+            train_loss: (outcome.epochs.last().map(|e| e.train_loss)).filter(|_| dilate.is_none()),
             samples_per_s: outcome.steady_samples_per_s,
             overall_samples_per_s: outcome.overall_samples_per_s,
             predicted_samples_per_s,
@@ -213,9 +271,29 @@ impl Summary {
             wall_s,
             training_s: outcome.training_s,
             bytes_sent: workers.clone().map(|w| w.traffic.bytes_sent).sum(),
-            peak_memory_bytes: workers.clone().map(|w| w.peak_memory_bytes).collect(),
-            versions_held: workers.map(|w| w.most_versions).collect(),
+            peak_memory_bytes: match dilate {
+                None => workers.clone().map(|w| w.peak_memory_bytes).collect(),
+                // Its tensors are never written.
+                Some(_) => Vec::new(),
+            },
+            versions_held: workers.clone().map(|w| w.most_versions).collect(),
+            cpu_share: workers.clone().map(|w| w.usage.cpu_share()).collect(),
+            interface_bytes_sent: carried(|bytes| bytes.sent).collect(),
+            interface_bytes_received: carried(|bytes| bytes.received).collect(),
+            emulated_compute: dilate.map(|k| EmulatedCompute::new(k, &outcome.workers)),
         }
+    }
+
+    /// By how large a share of the time between two minibatches waits were late in the mean, where that is too much for
+    /// them to stand for compute.
+    pub fn too_late(&self) -> Option<f64> {
+        let lateness = self
+            .emulated_compute
+            .iter()
+            .flat_map(|e| &e.mean_lateness_s);
+        let latest = lateness.copied().fold(0.0, f64::max);
+        let share = latest * self.samples_per_s / self.batch_size as f64;
+        (share > LATE).then_some(share)
     }
 
     /// As it stands in the file.

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use models::graph::{Graph, ValueId};
-use models::program::Program;
 use planner::schedule::{StageLink, StageShape};
 
 use crate::error::RunError;
+use crate::work::Work;
 
 /// Tensors that pass between two stages, by position in the program of the stage that holds this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Stage {
     /// Number of the worker that is replica 0.
     pub first_worker: usize,
     /// The layers as one unit that runs forward and backward.
-    pub program: Program,
+    pub program: Work,
     /// Positions among the program's inputs of the graph's own inputs, and which of those it is.
     pub graph_inputs: Vec<(usize, usize)>,
     /// What it gives to later stages.
@@ -81,12 +81,27 @@ pub fn cut(
     shapes: &[StageShape],
     loss_value: ValueId,
 ) -> Result<Vec<Stage>, RunError> {
-    let programs: Vec<Program> = assign(graph, layers)?
+    let programs: Vec<Work> = assign(graph, layers)?
         .iter()
-        .map(|layers| graph.program(layers, &[loss_value]))
+        .map(|layers| Work::Layers(graph.program(layers, &[loss_value])))
         .collect();
     check_weights(graph, &programs)?;
+    let name = |value: ValueId| graph.values()[value].name.clone();
+    connect(programs, shapes, loss_value, graph.inputs(), &name)
+}
 
+/// Stages of these programs, in their order. What none of them makes must be among the `inputs` of the model; `name`
+/// tells a value's.
+///
+/// # Errors
+/// When a stage would need what a later one makes; when no stage makes the value that the loss reads.
+pub fn connect(
+    programs: Vec<Work>,
+    shapes: &[StageShape],
+    loss_value: ValueId,
+    inputs: &[ValueId],
+    name: &dyn Fn(ValueId) -> String,
+) -> Result<Vec<Stage>, RunError> {
     let mut producer = HashMap::new();
     for (stage, program) in programs.iter().enumerate() {
         for (position, &value) in program.outputs().iter().enumerate() {
@@ -96,7 +111,7 @@ pub fn cut(
     if !producer.contains_key(&loss_value) {
         return Err(RunError::Model(format!(
             "the value '{}' that the loss reads does not come out of any stage",
-            graph.values()[loss_value].name
+            name(loss_value)
         )));
     }
 
@@ -107,7 +122,7 @@ pub fn cut(
         let mut incoming: Vec<Link> = Vec::new();
         for (position, &value) in program.inputs().iter().enumerate() {
             let Some(&(from, _)) = producer.get(&value) else {
-                let input = graph.inputs().iter().position(|&input| input == value);
+                let input = inputs.iter().position(|&input| input == value);
                 let input = input.expect("what no stage makes is an input of the graph");
                 graph_inputs.push((position, input));
                 continue;
@@ -115,7 +130,7 @@ pub fn cut(
             if from >= index {
                 return Err(RunError::Model(format!(
                     "stage {index} reads '{}', which stage {from} makes: stages must follow the order of the layers",
-                    graph.values()[value].name
+                    name(value)
                 )));
             }
             let gradient = program.input_gradients()[position];
@@ -196,7 +211,7 @@ fn assign(graph: &Graph, layers: &[Vec<String>]) -> Result<Vec<Vec<usize>>, RunE
 }
 
 /// Every weight belongs to one stage: two would step it apart.
-fn check_weights(graph: &Graph, programs: &[Program]) -> Result<(), RunError> {
+fn check_weights(graph: &Graph, programs: &[Work]) -> Result<(), RunError> {
     let mut owner = HashMap::new();
     for (stage, program) in programs.iter().enumerate() {
         for &parameter in program.weights() {

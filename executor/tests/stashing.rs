@@ -55,7 +55,7 @@ fn simulate(job: &Job, minibatches: usize) -> Vec<f32> {
                 .program
                 .states()
                 .iter()
-                .map(|&s| job.graph.states()[s].tensor.clone())
+                .map(|&s| job.states[s].clone())
                 .collect();
             let zeros: Vec<Vec<f32>> = weights.iter().map(|w| vec![0.0; w.len()]).collect();
             Simulated {

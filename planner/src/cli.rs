@@ -447,7 +447,7 @@ fn plan(arguments: &Arguments) -> Result<(), CliError> {
         if imported && !arguments.quiet {
             eprintln!(
                 "note: {}: made from another planner's profile, which names no layers of an ONNX model: dp-run needs a plan \
-                 from a profile of dp-profile",
+                 from a profile of dp-profile to train, and carries this one out with --emulate-compute",
                 path.display()
             );
         }

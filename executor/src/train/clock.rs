@@ -16,25 +16,29 @@ impl Clock {
     /// Adds an epoch: when each loss was known, how long it took, and the workers' time at work.
     ///
     /// `in_flight` minibatches fill the pipeline; that many at the beginning and at the end do not
-    /// count as steady. An epoch too short for that has no steady part.
+    /// count as steady, nor what is over whole multiples of `cycle`: replicas are through with theirs at about the same
+    /// time, and a part of a round would be too fast. An epoch too short for that has no steady part.
     pub fn add(
         &mut self,
         mut losses: Vec<Instant>,
         wall: Duration,
         busy: Duration,
         in_flight: usize,
+        cycle: usize,
     ) {
         self.training += wall;
         self.busy += busy;
         self.minibatches += losses.len();
         losses.sort_unstable();
-        let steady = losses
-            .len()
-            .checked_sub(in_flight + 1)
-            .filter(|&end| end > in_flight);
-        if let Some(end) = steady {
-            self.steady += losses[end] - losses[in_flight];
-            self.steady_minibatches += end - in_flight;
+        let steady = losses.len().saturating_sub(2 * in_flight + 1);
+        // Many replicas in few minibatches: the error of a partial cycle is the smaller evil.
+        let whole = match steady / cycle {
+            0 => steady,
+            cycles => cycles * cycle,
+        };
+        if whole > 0 {
+            self.steady += losses[in_flight + whole] - losses[in_flight];
+            self.steady_minibatches += whole;
         }
     }
 
@@ -89,10 +93,22 @@ mod tests {
             Duration::from_millis(1000),
             Duration::from_millis(1500),
             1,
+            1,
         );
         assert!((clock.steady_rate() - 10.0).abs() < 1e-9);
         assert!((clock.overall_rate() - 6.0).abs() < 1e-9);
         assert!((clock.bubble_share(2) - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn replicas_that_are_through_together_count_in_whole_rounds() {
+        let start = Instant::now();
+        let mut clock = Clock::default();
+        // Two replicas, a round every 100 ms.
+        let losses = (0..11).map(|m| start + Duration::from_millis(m / 2 * 100));
+        let wall = Duration::from_millis(600);
+        clock.add(losses.collect(), wall, wall, 1, 2);
+        assert!((clock.steady_rate() - 20.0).abs() < 1e-9);
     }
 
     #[test]
@@ -104,6 +120,7 @@ mod tests {
             Duration::from_secs(2),
             Duration::from_secs(1),
             3,
+            1,
         );
         assert_eq!(clock.steady_rate(), 0.5);
     }

@@ -39,8 +39,8 @@ pub enum Material {
 /// Everything a run needs.
 #[derive(Debug)]
 pub struct Job {
-    /// The model, with shapes bound to the batch size.
-    pub graph: Arc<Graph>,
+    /// The model, with shapes bound to the batch size; none where compute is emulated.
+    pub graph: Option<Arc<Graph>>,
     /// Its stages.
     pub stages: Arc<[Stage]>,
     /// What every worker has in common.
@@ -53,6 +53,8 @@ pub struct Job {
     pub scale_learning_rate: bool,
     /// Initial value of every parameter of the graph, on the host.
     pub weights: Vec<Tensor>,
+    /// Initial value of every running statistic of the graph, on the host.
+    pub states: Vec<Tensor>,
     /// Data.
     pub material: Material,
     /// Epochs to run.
@@ -296,10 +298,16 @@ impl Job {
 
     /// Names of weights that hold one number everywhere: all units of their layers stay alike.
     pub fn constant_fills(&self) -> impl Iterator<Item = &str> {
-        let pairs = self.graph.parameters().iter().zip(&self.weights);
+        let parameters = self.graph.iter().flat_map(|graph| graph.parameters());
+        let pairs = parameters.zip(&self.weights);
         pairs
             .filter(|(parameter, value)| init::is_constant_fill(value, parameter.fan))
             .map(|(parameter, _)| parameter.name.as_str())
+    }
+
+    /// Whether waits take the place of compute.
+    pub fn is_emulated(&self) -> bool {
+        self.graph.is_none()
     }
 
     /// Workers of all stages.

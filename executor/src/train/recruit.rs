@@ -13,6 +13,8 @@ use super::{Job, cores_here};
 use crate::affinity::{self, Seat};
 use crate::stage::Stage;
 use crate::transport::Transport;
+use crate::usage::Meter;
+use crate::worker::pacer::Pacer;
 use crate::worker::versions::VersionStore;
 use crate::worker::{Command, Event, Settings, Worker, WorkerError};
 
@@ -28,6 +30,8 @@ pub struct Recruit {
     settings: Settings,
     device: String,
     threads: usize,
+    /// Whether it is alone in its process.
+    alone: bool,
     /// Where it stays on cores of its own.
     seat: Option<Seat>,
     gauge: Arc<AtomicU64>,
@@ -35,13 +39,13 @@ pub struct Recruit {
 }
 
 impl Recruit {
-    /// Replica `replica` of `stage`.
+    /// Replica `replica` of `stage`, on a seat, alone in its process or not.
     pub fn new(
         job: &Job,
         stage: &Stage,
         replica: usize,
         transport: Box<dyn Transport>,
-        seat: Seat,
+        (seat, alone): (Seat, bool),
         gauge: Arc<AtomicU64>,
         events: Sender<Event>,
     ) -> Self {
@@ -54,12 +58,11 @@ impl Recruit {
             stages: Arc::clone(&job.stages),
             transport,
             weights: weights.map(|&p| job.weights[p].clone()).collect(),
-            states: states
-                .map(|&s| job.graph.states()[s].tensor.clone())
-                .collect(),
+            states: states.map(|&s| job.states[s].clone()).collect(),
             settings: job.settings.clone(),
             device: job.device.clone(),
             threads: job.threads,
+            alone,
             // Sharing cores is best left to the system.
             seat: Some(seat).filter(|seat| job.pin && seat.of * job.threads <= cores_here()),
             gauge,
@@ -82,7 +85,13 @@ impl Recruit {
                 return;
             }
         };
-        let upload = |tensors: &[Tensor]| tensors.iter().map(|t| device.upload(t)).collect();
+        let pacer = Pacer::new(&self.stages[self.stage], self.replica);
+        let upload = |tensors: &[Tensor]| -> Vec<Tensor> {
+            if pacer.emulates() {
+                return tensors.to_vec();
+            }
+            tensors.iter().map(|t| device.upload(t)).collect()
+        };
         let weights = upload(&self.weights);
         let states = upload(&self.states);
         Worker {
@@ -100,6 +109,8 @@ impl Recruit {
             gauge: self.gauge,
             starved: Duration::ZERO,
             rounds: 0,
+            pacer,
+            meter: Meter::new(self.alone),
         }
         .run(commands);
     }

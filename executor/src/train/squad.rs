@@ -47,6 +47,8 @@ impl Squad {
             .flat_map(|stage| (0..stage.shape.replicas).map(|replica| (stage.index, replica)))
             .collect();
         let mut members = Vec::new();
+        let workers: Vec<_> = workers.into_iter().collect();
+        let alone = workers.len() == 1;
         for (worker, seat, transport) in workers {
             let (stage, replica) = roles[worker];
             let (command, commands) = channel();
@@ -56,7 +58,7 @@ impl Squad {
                 &job.stages[stage],
                 replica,
                 transport,
-                seat,
+                (seat, alone),
                 gauge,
                 report.clone(),
             );

@@ -1,12 +1,13 @@
 //! Gradients that are reduced together, so that the all-reduce of the last layers goes on while the backward
 //! of the first ones still runs.
 
-use models::program::Program;
 use models::tensor::Tensor;
 
-/// A bucket is full at this size: large enough that messages are few, small enough that the first is
-/// full long before the backward ends.
-const BUCKET_BYTES: usize = 4 << 20;
+use crate::work::Work;
+
+/// A bucket is full at this size where nobody says otherwise: large enough that messages are few, small enough that the
+/// first is full long before the backward ends.
+pub const BUCKET_BYTES: usize = 4 << 20;
 
 /// How a stage's gradients are spread over buckets, in the order in which a backward finishes them.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,10 +19,10 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// The buckets of a program with these weights.
-    pub fn new(program: &Program, weights: &[Tensor]) -> Self {
+    /// The buckets of a program with these weights, full at `limit` bytes.
+    pub fn new(program: &Work, weights: &[Tensor], limit: usize) -> Self {
         let bytes: Vec<usize> = weights.iter().map(Tensor::bytes).collect();
-        Buckets::of(program.backward_order(), &bytes, BUCKET_BYTES)
+        Buckets::of(program.backward_order(), &bytes, limit)
     }
 
     fn of(order: impl Iterator<Item = usize>, bytes: &[usize], limit: usize) -> Self {

@@ -2,8 +2,11 @@
 
 mod buckets;
 mod evaluate;
+pub mod pacer;
 mod training;
 pub mod versions;
+
+pub use buckets::BUCKET_BYTES;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,6 +26,8 @@ use crate::data::loader::Delivery;
 use crate::learning_rate::LearningRate;
 use crate::stage::Stage;
 use crate::transport::{Group, Traffic, Transport, TransportError};
+use crate::usage::{Meter, Usage};
+use pacer::{Lateness, Pacer};
 use versions::VersionStore;
 
 /// What every worker of a run has in common.
@@ -42,6 +47,8 @@ pub struct Settings {
     pub weight_stashing: bool,
     /// Largest norm of a stage's gradient.
     pub clip_norm: Option<f32>,
+    /// Gradients are all-reduced together until they have so many bytes.
+    pub bucket_bytes: usize,
 }
 
 /// What the coordinator asks of a worker.
@@ -136,6 +143,12 @@ pub struct Report {
     pub peak_memory_bytes: u64,
     /// Most weight versions it held at once.
     pub most_versions: usize,
+    /// What it took of its machine.
+    #[serde(default)]
+    pub usage: Usage,
+    /// How late its waits ended, where they take the place of compute.
+    #[serde(default)]
+    pub lateness: Lateness,
 }
 
 /// Why a worker failed.
@@ -195,6 +208,10 @@ pub struct Worker {
     pub starved: Duration,
     /// All-reduces so far: numbers them.
     pub rounds: u64,
+    /// Waits in place of compute.
+    pub pacer: Pacer,
+    /// What it takes of its machine.
+    pub meter: Meter,
 }
 
 impl Worker {
@@ -224,7 +241,11 @@ impl Worker {
                     first_minibatch,
                     rate,
                     steps_before,
-                } => self.train(&schedule, &feed, first_minibatch, rate, steps_before)?,
+                } => {
+                    self.meter.begin();
+                    self.train(&schedule, &feed, first_minibatch, rate, steps_before)?;
+                    self.meter.end();
+                }
                 Command::AverageStates => self.average_states()?,
                 Command::Evaluate {
                     minibatches,
@@ -251,6 +272,8 @@ impl Worker {
                 traffic: self.transport.traffic(),
                 peak_memory_bytes: self.device.memory().peak_bytes as u64,
                 most_versions: self.versions.most_held(),
+                usage: self.meter.usage(),
+                lateness: self.pacer.lateness(),
             };
             self.report(Event::Done {
                 worker: self.id,

@@ -8,7 +8,6 @@ use models::device::Device;
 use models::device::params::{Binary, Unary};
 use models::ops::Context;
 use models::optimizer::clip_norm;
-use models::program::Stash;
 use models::tensor::Tensor;
 use planner::schedule::{Op, Pace, Schedule};
 
@@ -18,6 +17,7 @@ use crate::data::loader::Delivery;
 use crate::learning_rate::LearningRate;
 use crate::stage::Stage;
 use crate::transport::{Direction, Group, Message, Tag};
+use crate::work::Kept;
 
 /// A minibatch between its first and its last operation on this worker.
 #[derive(Default)]
@@ -31,7 +31,7 @@ struct InFlight {
     /// Links that have not sent their gradients yet.
     unreturned: usize,
     /// From forward to backward, where the stage does not recompute.
-    stash: Option<Stash>,
+    stash: Option<Kept>,
     /// The program's inputs, from forward to backward, where it does.
     kept: Vec<Tensor>,
     /// Gradients of the outputs, until the backward.
@@ -164,7 +164,8 @@ impl Worker {
         self.versions.begin(operations);
         let pace = self.settings.pace;
         let length = pace.round_length(&stage.shape);
-        let buckets = Buckets::new(&stage.program, self.versions.newest());
+        let limit = self.settings.bucket_bytes;
+        let buckets = Buckets::new(&stage.program, self.versions.newest(), limit);
         let mut segment = Segment::new(schedule.minibatches, buckets);
         let begin = Instant::now();
         let idle = self.idle();
@@ -295,6 +296,7 @@ impl Worker {
             self.versions.get(version),
             &mut self.states,
         );
+        self.pacer.forward(self.transport.traffic().waited);
         self.versions.release(version);
         slot.gradients = vec![None; outputs.len()];
         if let (Some(position), Some(target)) = (stage.loss_output, target) {
@@ -376,12 +378,14 @@ impl Worker {
         let mut sums: Vec<Option<Tensor>> = sums.into_iter().map(Some).collect();
         sums.resize(stage.program.weights().len(), None);
         let mut filling = Filling::new(&segment.buckets);
+        self.pacer.begin_backward(self.transport.traffic().waited);
         let Self {
             device,
             settings,
             states,
             versions,
             transport,
+            pacer,
             ..
         } = self;
         let context = Context {
@@ -403,6 +407,7 @@ impl Worker {
             versions.get(version),
             std::mem::take(&mut slot.gradients),
             &mut |weight, gradient| {
+                pacer.gradient(weight);
                 let sum = match sums[weight].take() {
                     None => gradient,
                     Some(sum) => device.binary(Binary::Add, sum, gradient),
@@ -417,6 +422,7 @@ impl Worker {
                 }
             },
         );
+        pacer.end_backward();
         versions.release(version);
         match first {
             None => {
@@ -447,6 +453,13 @@ impl Worker {
     }
 
     fn step(&mut self, mut gradients: Vec<Tensor>, learning_rate: f32) {
+        if self.pacer.emulates() {
+            self.pacer.step(self.transport.traffic().waited);
+            // The next version is as large as the last one; zeros that nobody reads take no memory.
+            self.versions
+                .step(|weights| weights.iter().map(renewed).collect());
+            return;
+        }
         if let Some(largest) = self.settings.clip_norm {
             gradients = clip_norm(&*self.device, gradients, largest);
         }
@@ -474,6 +487,11 @@ fn scaled(device: &dyn Device, gradient: Tensor, factor: f32) -> Tensor {
         return gradient;
     }
     device.unary(Unary::Scale(factor), gradient)
+}
+
+/// A tensor like this one in memory of its own.
+fn renewed(tensor: &Tensor) -> Tensor {
+    Tensor::zeros(tensor.dtype(), tensor.shape())
 }
 
 /// Numbers of the buckets' all-reduces.

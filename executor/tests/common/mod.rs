@@ -77,8 +77,13 @@ pub fn plan(model: &Path, batch_size: usize, shapes: &[StageShape]) -> Plan {
     };
     let graph = Graph::build(&opened, &build).unwrap();
     let names: Vec<String> = graph.layers().iter().map(|l| l.name.clone()).collect();
-    let count = shapes.len();
     let file = json!({ "file": model.display().to_string(), "sha256": opened.sha256() });
+    plan_of(&names, &file, batch_size, shapes)
+}
+
+/// A plan that cuts layers of these names into stages of about the same number of them; `file` is model and profile.
+pub fn plan_of(names: &[String], file: &Value, batch_size: usize, shapes: &[StageShape]) -> Plan {
+    let count = shapes.len();
     let mut workers = 0;
     let stages: Vec<Value> = shapes
         .iter()
@@ -175,6 +180,8 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
         device: "cpu".to_owned(),
         threads: Some(1),
         pin: false,
+        bucket_bytes: executor::worker::BUCKET_BYTES,
+        emulation: None,
         keep_outputs: false,
     }
 }
