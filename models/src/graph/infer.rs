@@ -58,6 +58,8 @@ pub(super) struct Draft {
     names: HashMap<String, usize>,
     /// Leaves that stand in a function or a branch.
     pub inner: HashSet<String>,
+    /// Constants that follow from the shapes of data.
+    pub sized: HashSet<usize>,
 }
 
 impl Draft {
@@ -404,26 +406,46 @@ impl Walk<'_> {
         names: &[String],
     ) {
         let leaves = self.moved_leaves(node, inputs);
+        let is_sized = self.is_sized(node, inputs);
         let cx = Context {
             device: self.inference.device,
             training: false,
             seed: 0,
             first_sample: 0,
         };
+        // What is as large as the data asks for (states at the start, masks) is no weight.
+        let is_leaf = match node.op_type.as_str() {
+            "Constant" => true,
+            "ConstantOfShape" => !is_sized,
+            _ => false,
+        };
         for (name, tensor) in names.iter().zip(op.forward(&cx, constants).outputs) {
-            if matches!(node.op_type.as_str(), "Constant" | "ConstantOfShape") {
+            let index = if is_leaf {
                 if node.inner {
                     self.draft.inner.insert(name.clone());
                 }
-                self.add_leaf(name, tensor);
+                self.add_leaf(name, tensor)
             } else {
                 self.add(
                     name,
                     type_of(&tensor),
                     Kind::Constant(tensor, leaves.clone()),
-                );
+                )
+            };
+            if is_sized {
+                self.draft.sized.insert(index);
             }
         }
+    }
+
+    /// Whether what a node computes follows from the shapes of data.
+    fn is_sized(&self, node: &RawNode, inputs: &[Option<usize>]) -> bool {
+        let reads_shape = matches!(node.op_type.as_str(), "Shape" | "Size");
+        inputs.iter().flatten().any(|input| {
+            let kind = &self.draft.values[*input].kind;
+            let is_data = matches!(kind, Kind::Input | Kind::Computed);
+            (reads_shape && is_data) || self.draft.sized.contains(input)
+        })
     }
 
     /// Adds a node that runs, and notes which of its constants are weights and running statistics.

@@ -414,6 +414,21 @@ fn scales_masks_and_normalisation_are_no_weights() {
 }
 
 #[test]
+fn what_is_as_large_as_the_data_is_no_weight() {
+    let nodes: &[NodeRow<'_>] = &[
+        ("MatMul", &["x", "w"], "product", &[]),
+        ("Shape", &["product"], "extents", &[]),
+        ("ConstantOfShape", &["extents"], "start", &[]),
+        ("Add", &["product", "start"], "begun", &[]),
+        ("Add", &["begun", "bias"], "y", &[]),
+    ];
+    let initializers: &[InitializerRow<'_>] = &[("w", &[3, 4], None), ("bias", &[4], None)];
+    let graph = built(&model(&[2, 3], initializers, nodes));
+    let names: Vec<_> = graph.parameters().iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["w", "bias"]);
+}
+
+#[test]
 fn a_weight_behind_a_transpose_is_the_initializer() {
     let initializers: &[InitializerRow<'_>] = &[("w", &[4, 3], None), ("v", &[4, 4], None)];
     let nodes: &[NodeRow<'_>] = &[
