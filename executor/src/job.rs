@@ -116,7 +116,11 @@ pub fn prepare(
         let job = emulation::prepare(plan_file, plan, options, emulation, stop)?;
         return Ok((None, job));
     }
-    let model = open_model(plan_file, plan, options.model.as_deref())?;
+    let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
+    let mut model = open_model(plan_file, plan, options.model.as_deref())?;
+    if options.untie {
+        model = model.untied().map_err(|e| model_error(&e))?;
+    }
     let build = BuildOptions {
         batch: Some(plan.batch_size),
         training_form: options.training_form,
@@ -124,7 +128,6 @@ pub fn prepare(
         untie: options.untie,
         dims: options.dims.clone(),
     };
-    let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
     let graph = Arc::new(Graph::build(&model, &build).map_err(|e| model_error(&e))?);
     let device = models::device::open(&options.device, 1).map_err(|e| model_error(&e))?;
     device

@@ -109,13 +109,7 @@ impl FromStr for Init {
 /// Whether a weight with a fan holds one value everywhere: such a model was exported without weights and
 /// cannot train from them, since all its units stay equal.
 pub fn is_constant_fill(value: &Tensor, fan: Option<Fan>) -> bool {
-    fan.is_some()
-        && value.dtype() == DType::F32
-        && value.len() > 1
-        && value
-            .f32s()
-            .iter()
-            .all(|v| v.to_bits() == value.f32s()[0].to_bits())
+    fan.is_some() && value.len() > 1 && value.is_one_number()
 }
 
 #[cfg(test)]

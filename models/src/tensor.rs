@@ -134,6 +134,14 @@ impl Tensor {
         self.buffer.elements()
     }
 
+    /// Whether a tensor is of floats that are all the same.
+    pub fn is_one_number(&self) -> bool {
+        self.dtype == DType::F32 && {
+            let values = self.f32s();
+            values.iter().all(|v| v.to_bits() == values[0].to_bits())
+        }
+    }
+
     /// Elements of an int64 tensor.
     pub fn i64s(&self) -> &[i64] {
         self.expect(DType::I64);

@@ -102,7 +102,10 @@ pub fn profile(
     progress: impl FnMut(measure::Stage, usize, f64),
 ) -> Result<Measured, ProfileError> {
     let device = device::open(&options.device, options.threads)?;
-    let model = Model::open(path)?;
+    let mut model = Model::open(path)?;
+    if options.build.untie {
+        model = model.untied()?;
+    }
     let graph = Graph::build(&model, &options.build)?;
     device
         .check_room(graph.least_training_bytes())

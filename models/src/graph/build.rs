@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::infer::{Draft, Exported, Inference, Kind};
+use super::infer::{Draft, DraftNode, Exported, Inference, Kind};
 use super::inputs::{self, DataInput};
 use super::layers;
 use super::nodes::{self, RawNode};
@@ -12,7 +12,6 @@ use crate::device::cpu::CpuDevice;
 use crate::init;
 use crate::onnx::Model;
 use crate::ops::ValueType;
-use crate::tensor::Tensor;
 
 /// What a model leaves open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,7 +75,7 @@ fn build(model: &Model, options: &BuildOptions) -> Result<Graph, GraphErrorKind>
     let inputs = inputs::bind(model, options, &read)?;
     let (draft, batch_size) = infer(model, options, &nodes, &inputs)?;
     let mut graph = finish(model, &draft, &inputs, batch_size)?;
-    graph.remarks = remarks::of(&graph, &nodes, options);
+    graph.remarks = remarks::of(&graph, model, &nodes, options);
     Ok(graph)
 }
 
@@ -203,10 +202,6 @@ fn finish(
                 .map(move |&output| (output, position))
         })
         .collect();
-    let cheap: Vec<bool> = live
-        .iter()
-        .map(|&node| layers::is_cheap(draft.nodes[node].op.name()))
-        .collect();
     let reads: Vec<Vec<usize>> = live
         .iter()
         .map(|&node| {
@@ -216,6 +211,15 @@ fn finish(
                 .flatten()
                 .filter_map(|input| position.get(input).copied())
                 .collect()
+        })
+        .collect();
+    // What is computed from weights alone belongs to the layer that reads it, whatever it takes.
+    let cheap: Vec<bool> = live
+        .iter()
+        .map(|&node| {
+            let DraftNode { op, outputs, .. } = &draft.nodes[node];
+            let follows_data = outputs.iter().any(|&out| draft.values[out].follows_data);
+            !follows_data || layers::is_cheap(op.name())
         })
         .collect();
     let assigned = layers::assign(&cheap, &reads);
@@ -240,7 +244,8 @@ fn finish(
     graph.outputs = outputs.iter().map(|output| assembly.ids[output]).collect();
     graph.final_softmax = final_softmax(draft, &graph, &outputs, &live, &order);
     let assigned: Vec<usize> = order.iter().map(|&position| assigned[position]).collect();
-    graph.layers = layers::describe(&graph, &assigned);
+    let cheap: Vec<bool> = order.iter().map(|&position| cheap[position]).collect();
+    graph.layers = layers::describe(&graph, &assigned, &cheap);
     for parameter in 0..graph.parameters.len() {
         let fan = init::fan(&graph.source(), graph.parameters[parameter].value);
         graph.parameters[parameter].fan = fan;
@@ -275,12 +280,6 @@ fn final_softmax(
         .position(|&position| draft.nodes[live[position]].outputs.first() == outputs.first())?;
     let alone = graph.values[graph.outputs[0]].consumers.is_empty();
     (draft.nodes[live[order[id]]].softmax && alone).then_some(id)
-}
-
-/// Whether a weight of two or more axes is one number everywhere.
-fn is_constant_fill(tensor: &Tensor) -> bool {
-    let values = tensor.f32s();
-    tensor.shape().len() >= 2 && values.len() > 1 && values.iter().all(|value| *value == values[0])
 }
 
 /// A graph under construction.
@@ -327,7 +326,8 @@ impl<'a> Assembly<'a> {
             Kind::Input => Origin::Input,
             Kind::Computed => Origin::Node(self.graph.nodes.len()),
             Kind::Parameter(tensor) => {
-                let constant_fill = is_constant_fill(tensor);
+                let constant_fill =
+                    tensor.shape().len() >= 2 && tensor.len() > 1 && tensor.is_one_number();
                 let (name, tensor) = (draft.name.clone(), tensor.clone());
                 self.graph.parameters.push(Parameter {
                     name,

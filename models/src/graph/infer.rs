@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::nodes::{Branch, RawNode};
 use super::rebatch::Resized;
+use super::weights::Source;
 use super::{BuildOptions, GraphErrorKind};
 use crate::device::Device;
 use crate::loss::Classes;
@@ -25,8 +26,8 @@ pub(super) enum Kind {
     Input,
     Parameter(Tensor),
     State(Tensor),
-    /// Folded, with the leaves (initializers or constant nodes) whose elements it only moves around.
-    Constant(Tensor, BTreeSet<String>),
+    /// Folded.
+    Constant(Tensor, Source),
     Computed,
 }
 
@@ -37,6 +38,8 @@ pub(super) struct DraftValue {
     pub kind: Kind,
     /// A parameter, or a float computed from one.
     pub needs_gradient: bool,
+    /// Data, or computed from it.
+    pub follows_data: bool,
 }
 
 /// A node that has to run; values by their position in [`Draft::values`].
@@ -155,11 +158,13 @@ impl Walk<'_> {
     pub fn add(&mut self, name: &str, ty: ValueType, kind: Kind) -> usize {
         let index = self.draft.values.len();
         let needs_gradient = matches!(kind, Kind::Parameter(_));
+        let follows_data = matches!(kind, Kind::Input);
         self.draft.values.push(DraftValue {
             name: name.into(),
             ty,
             kind,
             needs_gradient,
+            follows_data,
         });
         self.draft.names.insert(name.into(), index);
         index
@@ -173,11 +178,12 @@ impl Walk<'_> {
         } else if self.roles.parameters.contains(name) {
             Kind::Parameter(tensor)
         } else {
-            let candidate = ty.dtype == DType::F32 && !ty.shape.is_empty();
-            Kind::Constant(
-                tensor,
-                candidate.then(|| name.to_string()).into_iter().collect(),
-            )
+            let source = if ty.dtype == DType::F32 && !ty.shape.is_empty() {
+                Source::leaf(name)
+            } else {
+                Source::default()
+            };
+            Kind::Constant(tensor, source)
         };
         self.add(name, ty, kind)
     }
@@ -405,7 +411,7 @@ impl Walk<'_> {
         constants: Vec<Option<Tensor>>,
         names: &[String],
     ) {
-        let leaves = self.moved_leaves(node, inputs);
+        let source = self.source_of(node, inputs);
         let is_sized = self.is_sized(node, inputs);
         let cx = Context {
             device: self.inference.device,
@@ -429,7 +435,7 @@ impl Walk<'_> {
                 self.add(
                     name,
                     type_of(&tensor),
-                    Kind::Constant(tensor, leaves.clone()),
+                    Kind::Constant(tensor, source.clone()),
                 )
             };
             if is_sized {
@@ -456,11 +462,12 @@ impl Walk<'_> {
         inputs: Vec<Option<usize>>,
         names: &[String],
     ) -> Result<(), GraphErrorKind> {
-        let mut needs_gradient = inputs
-            .iter()
-            .flatten()
-            .any(|&input| self.draft.values[input].needs_gradient);
-        for &position in op.weights() {
+        let of_inputs = || inputs.iter().flatten().map(|&i| &self.draft.values[i]);
+        let mut needs_gradient = of_inputs().any(|value| value.needs_gradient);
+        let follows_data = of_inputs().any(|value| value.follows_data) || op.is_random();
+        // What is computed from weights alone has a formula of its own, whose constants are no weights.
+        let positions = if follows_data { op.weights() } else { &[] };
+        for &position in positions {
             let Some(&Some(input)) = inputs.get(position) else {
                 continue;
             };
@@ -472,7 +479,7 @@ impl Walk<'_> {
             }
             if self.is_weight(&node.op_type, input, needs_gradient) {
                 needs_gradient = true;
-                for leaf in self.leaves_of(input) {
+                for leaf in self.leaves_of(input).leaves {
                     self.check_place(node, &leaf)?;
                     let leaf = self.trained_leaf(leaf);
                     self.found.parameters.insert(leaf);
@@ -481,7 +488,7 @@ impl Walk<'_> {
         }
         for &(_, position) in op.state_updates() {
             if let Some(Some(input)) = inputs.get(position) {
-                for leaf in self.leaves_of(*input) {
+                for leaf in self.leaves_of(*input).moved() {
                     self.check_place(node, &leaf)?;
                     self.found.states.insert(leaf);
                 }
@@ -498,6 +505,7 @@ impl Walk<'_> {
             let differentiable = ty.dtype == DType::F32 && !updated.contains(&position);
             let index = self.add(name, ty, Kind::Computed);
             self.draft.values[index].needs_gradient = needs_gradient && differentiable;
+            self.draft.values[index].follows_data = follows_data;
             outputs.push(index);
         }
         let softmax = matches!(node.op_type.as_str(), "Softmax" | "LogSoftmax")

@@ -135,16 +135,14 @@ pub(super) fn assign(cheap: &[bool], reads: &[Vec<usize>]) -> Vec<usize> {
     layers.into_iter().flatten().collect()
 }
 
-/// Layers of a graph whose nodes are already in the order of `assigned`.
-pub(super) fn describe(graph: &Graph, assigned: &[usize]) -> Vec<Layer> {
+/// Layers of a graph whose nodes are already in the order of `assigned` and `cheap`.
+pub(super) fn describe(graph: &Graph, assigned: &[usize], cheap: &[bool]) -> Vec<Layer> {
     let mut layers: Vec<Layer> = Vec::new();
     let mut start = 0;
     for run in assigned.chunk_by(|a, b| a == b) {
         let nodes = start..start + run.len();
         start = nodes.end;
-        let computes = nodes
-            .clone()
-            .find(|&node| !is_cheap(graph.nodes[node].op.name()));
+        let computes = nodes.clone().find(|&node| !cheap[node]);
         let node = &graph.nodes[computes.unwrap_or(nodes.start)];
         let (mut parameters, mut states) = (BTreeSet::new(), BTreeSet::new());
         for &input in graph.nodes[nodes.clone()]

@@ -14,6 +14,7 @@ mod layers;
 mod nodes;
 mod rebatch;
 mod remarks;
+mod sequences;
 mod weights;
 
 use std::collections::BTreeMap;

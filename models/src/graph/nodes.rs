@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 
 use super::GraphErrorKind;
 use super::inline::{self, Body, Instance};
+use super::sequences;
 use crate::onnx::Model;
 use crate::onnx::proto::{AttributeProto, attribute_type};
 use crate::ops::Attribute;
@@ -45,7 +46,8 @@ pub(super) fn sorted(model: &Model) -> Result<Vec<RawNode>, GraphErrorKind> {
     let given: HashSet<&str> = graph.input.iter().map(|input| input.name()).collect();
     let known = |value: &str| given.contains(value) || model.initializers().contains_key(value);
     let outputs: Vec<&str> = graph.output.iter().map(|output| output.name()).collect();
-    arrange(model, inline::instances(model)?, &outputs, &known)
+    let nodes = arrange(model, inline::instances(model)?, &outputs, &known)?;
+    Ok(sequences::replace(model, nodes))
 }
 
 /// Sorts the nodes that `outputs` depend on. `known` says which values come from elsewhere.

@@ -6,13 +6,12 @@
 //! through them; the others where a node would not accept them beside tensors of the new batch. What a
 //! node computes from weights and such constants alone is asked for in the new size and the walk repeated.
 
-use std::collections::BTreeSet;
-
 use super::batch_axis::{
     Samples, batch_axis, continued, covering_axis, reshape_target, sample_rows,
 };
 use super::infer::{Kind, Walk, type_of};
 use super::nodes::RawNode;
+use super::weights::Source;
 use crate::ops::{Attribute, OpError};
 use crate::tensor::{DType, Tensor};
 
@@ -145,7 +144,7 @@ impl Walk<'_> {
         self.add(
             &name,
             type_of(&tensor),
-            Kind::Constant(tensor, BTreeSet::new()),
+            Kind::Constant(tensor, Source::default()),
         )
     }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::nodes::RawNode;
-use super::{BuildOptions, Graph};
+use super::{BuildOptions, Graph, Node, ValueId};
+use crate::onnx::Model;
 
 /// Something that whoever trains the model should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,21 @@ pub enum Remark {
         others: Vec<String>,
         /// Further weights of which the same is true.
         more: usize,
+    },
+    /// A weight that is one number everywhere and that several nodes read, as exporters leave it that store equal
+    /// tensors once.
+    SharedFill {
+        /// The weight.
+        weight: String,
+        /// The nodes.
+        readers: Vec<String>,
+        /// Further weights of which the same is true.
+        more: usize,
+    },
+    /// Batch norm that stands in its form for inference, with statistics that were never trained.
+    UntrainedBatchNorm {
+        /// How many nodes.
+        nodes: usize,
     },
     /// Convolutions that batch norm was folded into: TorchScript's exporter numbers their filters anew.
     FoldedBatchNorm {
@@ -50,6 +66,29 @@ impl fmt::Display for Remark {
                     ": they are trained as one; where they were only equal when the model was exported, give --untie"
                 )
             }
+            Remark::SharedFill {
+                weight,
+                readers,
+                more,
+            } => {
+                write!(f, "{} nodes read the weight '{weight}'", readers.len())?;
+                if let [first, second, ..] = &readers[..] {
+                    write!(f, " ({first}, {second}, …)")?;
+                }
+                write!(f, ", which holds one number everywhere")?;
+                if *more > 0 {
+                    write!(f, " (and {more} more such weights)")?;
+                }
+                write!(
+                    f,
+                    ": it is trained as one; where the export stored several once because they were equal, give --untie"
+                )
+            }
+            Remark::UntrainedBatchNorm { nodes } => write!(
+                f,
+                "{nodes} batch norms stand in their form for inference, with the statistics of a fresh model: they normalise \
+                 by mean 0 and variance 1; give --bn train to train them"
+            ),
             Remark::FoldedBatchNorm { convolutions } => write!(
                 f,
                 "batch norm seems to have been folded into {convolutions} convolutions when the model was exported, so it \
@@ -63,11 +102,18 @@ impl fmt::Display for Remark {
     }
 }
 
-pub(super) fn of(graph: &Graph, nodes: &[RawNode], options: &BuildOptions) -> Vec<Remark> {
+pub(super) fn of(
+    graph: &Graph,
+    model: &Model,
+    nodes: &[RawNode],
+    options: &BuildOptions,
+) -> Vec<Remark> {
     let mut remarks = Vec::new();
     if !options.untie {
         remarks.extend(merged(graph, nodes));
+        remarks.extend(shared_fill(graph, model));
     }
+    remarks.extend(untrained_batch_norm(graph));
     let kind = |kind: &str| graph.nodes.iter().any(|node| node.op.name() == kind);
     if !kind("BatchNormalization") {
         let convolutions = graph
@@ -107,6 +153,35 @@ fn merged(graph: &Graph, nodes: &[RawNode]) -> Option<Remark> {
         others: others.iter().map(ToString::to_string).collect(),
         more: merged.count() - 1,
     })
+}
+
+/// One remark for all weights of one number that several nodes read.
+fn shared_fill(graph: &Graph, model: &Model) -> Option<Remark> {
+    let mut shared = model.shared_fills();
+    shared.retain(|name, _| graph.parameters.iter().any(|p| p.name == *name));
+    let more = shared.len().checked_sub(1)?;
+    let (weight, readers) = shared.pop_first()?;
+    Some(Remark::SharedFill {
+        weight,
+        readers,
+        more,
+    })
+}
+
+/// Batch norm for inference that normalises by mean 0 and variance 1.
+fn untrained_batch_norm(graph: &Graph) -> Option<Remark> {
+    let holds = |value: Option<ValueId>, number: f32| {
+        let tensor = value.and_then(|id| graph.constants.get(&id));
+        tensor.is_some_and(|t| t.is_one_number() && t.f32s().first() == Some(&number))
+    };
+    let is_untrained = |node: &&Node| {
+        node.op.name() == "BatchNormalization"
+            && matches!(node.inputs[..], [.., mean, variance] if holds(mean, 0.0) && holds(variance, 1.0))
+    };
+    match graph.nodes.iter().filter(is_untrained).count() {
+        0 => None,
+        nodes => Some(Remark::UntrainedBatchNorm { nodes }),
+    }
 }
 
 /// `onnx::Conv_193`: the name that TorchScript's exporter gives a filter it made itself.

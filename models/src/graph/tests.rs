@@ -1,6 +1,8 @@
 //! Graphs of the zoo, of real exports and of cases with known answers (the latter two are skipped where
 //! they are not at hand).
 
+mod trained;
+
 use std::path::PathBuf;
 
 use prost::Message;
@@ -411,21 +413,6 @@ fn scales_masks_and_normalisation_are_no_weights() {
         1,
         "cheap nodes before the product belong to its layer"
     );
-}
-
-#[test]
-fn what_is_as_large_as_the_data_is_no_weight() {
-    let nodes: &[NodeRow<'_>] = &[
-        ("MatMul", &["x", "w"], "product", &[]),
-        ("Shape", &["product"], "extents", &[]),
-        ("ConstantOfShape", &["extents"], "start", &[]),
-        ("Add", &["product", "start"], "begun", &[]),
-        ("Add", &["begun", "bias"], "y", &[]),
-    ];
-    let initializers: &[InitializerRow<'_>] = &[("w", &[3, 4], None), ("bias", &[4], None)];
-    let graph = built(&model(&[2, 3], initializers, nodes));
-    let names: Vec<_> = graph.parameters().iter().map(|p| p.name.as_str()).collect();
-    assert_eq!(names, ["w", "bias"]);
 }
 
 #[test]

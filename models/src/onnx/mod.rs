@@ -6,6 +6,7 @@ mod message;
 mod model;
 pub mod proto;
 mod tensor;
+mod untie;
 mod wire;
 mod write;
 

@@ -20,7 +20,7 @@ pub struct Model {
     pub(super) path: PathBuf,
     pub(super) bytes: Bytes,
     pub(super) proto: ModelProto,
-    sha256: String,
+    pub(super) sha256: String,
     opset: i64,
     initializers: BTreeMap<String, Tensor>,
 }

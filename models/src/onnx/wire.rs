@@ -11,6 +11,7 @@ pub(super) mod field {
     pub const GRAPH_NODE: u32 = 1;
     pub const GRAPH_INITIALIZER: u32 = 5;
     pub const GRAPH_INPUT: u32 = 11;
+    pub const NODE_INPUT: u32 = 1;
     pub const NODE_ATTRIBUTE: u32 = 5;
     pub const ATTRIBUTE_TENSOR: u32 = 5;
     pub const TENSOR_FLOAT_DATA: u32 = 4;

@@ -28,7 +28,7 @@ const EXTERNAL_MINIMUM: usize = 1024;
 /// Alignment of tensors in an external file, so that readers can map it.
 const EXTERNAL_ALIGNMENT: usize = 4096;
 /// First IR version whose initializers need not be graph inputs too.
-const IR_INITIALIZERS_ALONE: i64 = 4;
+pub(super) const IR_INITIALIZERS_ALONE: i64 = 4;
 
 impl Model {
     /// Writes the model with other values for the named weights to `path`.
@@ -96,6 +96,14 @@ impl Model {
         tensors.any(|tensor| tensor.data_location() == EXTERNAL)
     }
 
+    /// The fields of a message that fills `range` of the file.
+    pub(super) fn fields(&self, range: Range<usize>) -> Result<Vec<Field>, OnnxError> {
+        wire::fields(&self.bytes, range).map_err(|_| OnnxError::Malformed {
+            path: self.path.clone(),
+            reason: "its bytes are not a protocol buffer message".into(),
+        })
+    }
+
     fn weight_error(&self, weight: &str, reason: impl Into<String>) -> OnnxError {
         OnnxError::Weight {
             path: self.path.clone(),
@@ -138,16 +146,9 @@ impl<'a> Patcher<'a> {
         }
     }
 
-    fn fields(&self, range: Range<usize>) -> Result<Vec<Field>, OnnxError> {
-        wire::fields(&self.model.bytes, range).map_err(|_| OnnxError::Malformed {
-            path: self.model.path.clone(),
-            reason: "its bytes are not a protocol buffer message".into(),
-        })
-    }
-
     fn model(&mut self) -> Result<Message<'a>, OnnxError> {
         let mut message = Message::default();
-        for field in self.fields(0..self.model.bytes.len())? {
+        for field in self.model.fields(0..self.model.bytes.len())? {
             match field.payload {
                 Some(payload) if field.number == field::MODEL_GRAPH => {
                     message.nest(field.number, self.graph(payload)?);
@@ -176,7 +177,7 @@ impl<'a> Patcher<'a> {
             number,
             all,
             payload,
-        } in self.fields(range)?
+        } in self.model.fields(range)?
         {
             let patched = match (number, payload) {
                 (field::GRAPH_INITIALIZER, Some(payload)) => match initializers.next() {
@@ -289,7 +290,7 @@ impl<'a> Patcher<'a> {
             number,
             all,
             payload,
-        } in self.fields(range)?
+        } in self.model.fields(range)?
         {
             let attribute = match number {
                 field::NODE_ATTRIBUTE => attributes.next(),
@@ -310,7 +311,7 @@ impl<'a> Patcher<'a> {
                 number,
                 all,
                 payload,
-            } in self.fields(payload)?
+            } in self.model.fields(payload)?
             {
                 let patched = match (number, payload, &attribute.t) {
                     (field::ATTRIBUTE_TENSOR, Some(payload), Some(proto)) => {
@@ -366,7 +367,7 @@ impl<'a> Patcher<'a> {
         };
         let mut message = Message::default();
         let mut data = Some(data);
-        for Field { number, all, .. } in self.fields(range)? {
+        for Field { number, all, .. } in self.model.fields(range)? {
             match number {
                 field::TENSOR_RAW_DATA => {
                     if let Some(data) = data.take() {
@@ -445,7 +446,7 @@ impl<'a> Patcher<'a> {
     }
 }
 
-fn value_info(name: &str, element: i32, dims: &[i64]) -> ValueInfoProto {
+pub(super) fn value_info(name: &str, element: i32, dims: &[i64]) -> ValueInfoProto {
     let dim = |&dim| Dimension {
         value: Some(DimensionValue::Value(dim)),
         denotation: None,
