@@ -7,7 +7,7 @@ use crate::emulation::EmulationOptions;
 use crate::job::{Baseline, Options};
 use crate::launch::Host;
 use crate::learning_rate::{Course, Decay};
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::graph::parse_dimension;
 use models::init::Init;
 use models::loss::{Classes, Loss};
@@ -20,7 +20,8 @@ use planner::units::parse_memory;
     name = "dp-run",
     version,
     max_term_width = 100,
-    allow_negative_numbers = true
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
 )]
 #[command(
     after_help = "Examples:\n  dp-run plan.json --data mnist.npz --epochs 6 --out trained.onnx\n  \
@@ -29,6 +30,48 @@ use planner::units::parse_memory;
                   Leaves metrics.csv, epochs.csv and summary.json in --dir. Ctrl-C ends the run after the\n\
                   minibatches under way and writes what is there (exit status 130); a second one at once."
 )]
+pub struct CommandLine {
+    /// What to run.
+    #[command(flatten)]
+    pub run: Option<Cli>,
+    /// What else to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Everything besides running a plan.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure the network between machines as runs will find it: latency, goodput, all-reduce
+    Network(NetworkArgs),
+}
+
+/// What to measure, and where to write it.
+#[derive(Debug, Args)]
+pub struct NetworkArgs {
+    /// Machines and how many workers each takes, by Open MPI's mpirun, with dp-run-worker beside dp-run
+    #[arg(
+        long,
+        value_name = "HOST[:N],…",
+        value_delimiter = ',',
+        required = true
+    )]
+    pub hosts: Vec<Host>,
+
+    /// Write the cluster to this file, for dp-plan --cluster
+    #[arg(short, long, value_name = "FILE.toml")]
+    pub output: Option<PathBuf>,
+
+    /// Print the figures as JSON instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How to run a plan.
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+// With groups nested in it clap does not fill this one, by which it sees whether there is something to run.
+#[group(args = ["plan"])]
 pub struct Cli {
     /// The plan, made by dp-plan
     #[arg(value_name = "PLAN.json")]

@@ -326,12 +326,40 @@ pub fn run(
 ) -> Result<(), LaunchError> {
     let roles = roles(plan, baseline);
     let places = place(plan, roles.len(), hosts)?;
+    start(&roles, &places, hosts, arguments, running)
+}
+
+/// As [`run`], a worker on every place of the machines, without a plan.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_everywhere(
+    hosts: &[Host],
+    arguments: &[OsString],
+    running: &Mutex<Option<Child>>,
+) -> Result<(), LaunchError> {
+    let all = hosts.iter().enumerate();
+    let places: Vec<usize> = all
+        .flat_map(|(index, host)| std::iter::repeat_n(index, host.slots))
+        .collect();
+    let roles: Vec<(usize, usize)> = (0..places.len()).map(|replica| (0, replica)).collect();
+    start(&roles, &places, hosts, arguments, running)
+}
+
+/// Starts a worker for each role, the machine of each given, and waits for their end.
+fn start(
+    roles: &[(usize, usize)],
+    places: &[usize],
+    hosts: &[Host],
+    arguments: &[OsString],
+    running: &Mutex<Option<Child>>,
+) -> Result<(), LaunchError> {
     let program = std::env::current_exe().unwrap_or_default();
     let worker = program.with_file_name("dp-run-worker");
     if !worker.exists() {
         return Err(LaunchError::NoWorker(worker));
     }
-    let mut child = mpirun(&worker, arguments, hosts, &places)
+    let mut child = mpirun(&worker, arguments, hosts, places)
         .stderr(Stdio::piped())
         .spawn()
         .map_err(LaunchError::NoMpirun)?;
@@ -350,7 +378,7 @@ pub fn run(
         _ => "status unknown".to_owned(),
     };
     let named: Vec<&str> = places.iter().map(|&place| &*hosts[place].name).collect();
-    Err(teller.explain(&status, &roles, &named))
+    Err(teller.explain(&status, roles, &named))
 }
 
 fn is_number(text: &str) -> bool {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Parser;
-use executor::cli::Cli;
+use executor::cli::{Cli, Command, CommandLine};
 use executor::launch::{self, LaunchError};
 use executor::program::{self, Prepared};
 use executor::train::train;
@@ -15,9 +15,21 @@ use planner::Plan;
 /// What shells report for a program that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
+/// What a user is told in a line.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match run(&cli) {
+    let CommandLine { run: cli, command } = CommandLine::parse();
+    let result = match (command, cli) {
+        (Some(Command::Network(arguments)), _) => on_hosts(|mpirun| {
+            let own: Vec<OsString> = std::env::args_os().skip(1).collect();
+            Ok(launch::run_everywhere(&arguments.hosts, &own, mpirun)?)
+        }),
+        (None, Some(cli)) => run(&cli),
+        // clap asks for one of the two.
+        (None, None) => Ok(false),
+    };
+    match result {
         Ok(false) => ExitCode::SUCCESS,
         Ok(true) => ExitCode::from(INTERRUPTED),
         // A worker has printed its error.
@@ -32,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 /// True when the run was interrupted.
-fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+fn run(cli: &Cli) -> Result<bool, Failure> {
     if !cli.hosts.is_empty() {
         return run_on_hosts(cli);
     }
@@ -44,7 +56,21 @@ fn run(cli: &Cli) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
 }
 
 /// As [`run`], on other machines.
-fn run_on_hosts(cli: &Cli) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+fn run_on_hosts(cli: &Cli) -> Result<bool, Failure> {
+    on_hosts(|mpirun| {
+        let plan = Plan::load(&cli.plan)?;
+        let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        let baseline = cli.options().baseline;
+        Ok(launch::run(
+            &plan, baseline, &cli.hosts, &arguments, mpirun,
+        )?)
+    })
+}
+
+/// Starts mpirun by `launch` so that Ctrl-C ends it; true when that happened.
+fn on_hosts(
+    launch: impl FnOnce(&Mutex<Option<Child>>) -> Result<(), Failure>,
+) -> Result<bool, Failure> {
     let mpirun: Arc<Mutex<Option<Child>>> = Arc::default();
     let interrupted = Arc::new(AtomicBool::new(false));
     let (running, flag) = (Arc::clone(&mpirun), Arc::clone(&interrupted));
@@ -55,13 +81,10 @@ fn run_on_hosts(cli: &Cli) -> Result<bool, Box<dyn std::error::Error + Send + Sy
             let _ = child.kill();
         }
     })?;
-    let plan = Plan::load(&cli.plan)?;
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let baseline = cli.options().baseline;
-    let result = launch::run(&plan, baseline, &cli.hosts, &arguments, &mpirun);
+    let result = launch(&mpirun);
     match result {
         _ if interrupted.load(Ordering::Relaxed) => Ok(true),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
         Ok(()) => Ok(false),
     }
 }

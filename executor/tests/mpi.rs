@@ -262,3 +262,61 @@ fn a_stopped_rank_ends_the_run_with_its_name() {
         "{stderr}"
     );
 }
+
+#[test]
+fn compute_is_emulated_over_mpi() {
+    let dir = TempDir::new().unwrap();
+    let layers: Vec<_> = ["a", "b"]
+        .map(|name| {
+            serde_json::json!({
+                "name": name, "kind": "Linear", "forward_ms": 1.0, "backward_ms": 2.0,
+                "parameter_bytes": 400_000, "stash_bytes": 0,
+            })
+        })
+        .into();
+    let profile = serde_json::json!({
+        "schema": "dp.profile/1", "model": { "file": "none.onnx", "sha256": "" }, "device": "none",
+        "batch_size": 8, "threads": 1, "layers": layers,
+        "edges": [{ "from": "a", "to": "b", "tensor": "x", "bytes": 300_000 }],
+    });
+    let path = dir.path().join("profile.json");
+    fs::write(&path, profile.to_string()).unwrap();
+    let sha256 = planner::file::sha256_of_file(&path).unwrap();
+    let file = serde_json::json!({ "file": "profile.json", "sha256": sha256 });
+    let names = ["a", "b"].map(str::to_owned);
+    common::plan_of(&names, &file, 8, &shapes(&[2, 1], 0))
+        .save(&dir.path().join("plan.json"))
+        .unwrap();
+    let arguments = ["plan.json", "--emulate-compute", "--steps", "8", "--quiet"];
+    let Some(command) = mpirun(&dir, 3, &arguments) else {
+        return;
+    };
+    successful(command);
+    let summary = fs::read_to_string(dir.path().join("run/summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!(summary["bytes_sent"], 8 * 2 * 300_000 + 4 * 2 * 400_000);
+    assert!(summary["emulated_compute"]["mean_lateness_s"][2].is_number());
+}
+
+#[test]
+fn the_network_between_workers_is_measured() {
+    let dir = TempDir::new().unwrap();
+    let arguments = [
+        "network",
+        "--hosts",
+        "localhost:2",
+        "-o",
+        "cluster.toml",
+        "--json",
+    ];
+    let Some(command) = mpirun(&dir, 2, &arguments) else {
+        return;
+    };
+    let output = successful(command);
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(figures["schema"], "dp.network/1");
+    assert!(figures["latency_s"].as_f64().unwrap() > 0.0);
+    assert!(figures["hosts"][0]["inner_bytes_per_s"].as_f64().unwrap() > 0.0);
+    let cluster = fs::read_to_string(dir.path().join("cluster.toml")).unwrap();
+    assert!(cluster.contains("gpus = 2"), "{cluster}");
+}

@@ -157,6 +157,35 @@ impl Cluster {
         })
     }
 
+    /// The servers as a cluster file, which dp-plan reads with --cluster.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("latency = \"{}us\"\n", rounded(1e6 * self.latency_s));
+        for server in &self.servers {
+            // Writing to memory does not fail.
+            let _ = write!(
+                text,
+                "\n[[server]]\nname = {:?}\nbw = \"{:.0}B/s\"\ninner-bw = \"{:.0}B/s\"\ndevices = [",
+                server.name, server.bandwidth_bytes_per_s, server.inner_bandwidth_bytes_per_s
+            );
+            for (number, devices) in server.devices.iter().enumerate() {
+                let comma = if number > 0 { ", " } else { "" };
+                let _ = write!(text, "{comma}{{ gpus = {}", devices.count);
+                if devices.speed != 1.0 {
+                    // A number with a point, as TOML wants it.
+                    let _ = write!(text, ", speed = {:?}", devices.speed);
+                }
+                if let Some(memory) = devices.memory_bytes {
+                    let _ = write!(text, ", memory = \"{memory}B\"");
+                }
+                text.push_str(" }");
+            }
+            text.push_str("]\n");
+        }
+        text
+    }
+
     /// Checks what a plan file says.
     ///
     /// # Errors
@@ -239,6 +268,11 @@ impl Cluster {
         });
         slots.collect()
     }
+}
+
+/// To a tenth, as a person would write it.
+fn rounded(value: f64) -> f64 {
+    (10.0 * value).round() / 10.0
 }
 
 /// The first `devices` devices of the servers, and more servers like the first one where they do not suffice.

@@ -9,7 +9,8 @@ use std::thread;
 
 use clap::Parser;
 use executor::affinity::Seat;
-use executor::cli::Cli;
+use executor::cli::{Cli, Command, CommandLine, NetworkArgs};
+use executor::network::{self, Network};
 use executor::program::{self, Prepared};
 use executor::stage;
 use executor::train::{Job, remote, train_over};
@@ -18,6 +19,7 @@ use executor::transport::mpi::{CarrierError, Difference, agree, all_ready, carry
 use mpi::Threading;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::Communicator;
+use planner::file;
 
 /// What [`agree`] compares, in words and in this order.
 const COMPARED: [&str; 3] = [
@@ -27,7 +29,8 @@ const COMPARED: [&str; 3] = [
 ];
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let CommandLine { run: cli, command } = CommandLine::parse();
+    prefer_plain_sends();
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
         eprintln!("error: MPI cannot be initialised");
         return ExitCode::FAILURE;
@@ -35,6 +38,13 @@ fn main() -> ExitCode {
     program::silence_workers();
     let world = universe.world();
     let hosts = hosts(&world);
+    if let Some(Command::Network(arguments)) = command {
+        return measure(&arguments, &world, &hosts);
+    }
+    // clap asks for one of the two.
+    let Some(cli) = cli else {
+        return ExitCode::FAILURE;
+    };
     match prepare(&cli, &world, &hosts) {
         Ok(prepared) => run(&cli, &world, &hosts, &prepared),
         // All processes end here together; one of them says why.
@@ -44,6 +54,16 @@ fn main() -> ExitCode {
             }
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Open MPI sends large messages over TCP by a protocol for remote memory, which asks and answers more often: where
+/// both directions of a link are busy, that costs a sixth to a third of the goodput. Who has set it keeps it.
+fn prefer_plain_sends() {
+    const FLAGS: &str = "OMPI_MCA_btl_tcp_flags";
+    if std::env::var_os(FLAGS).is_none() {
+        // SAFETY: this program has one thread yet.
+        unsafe { std::env::set_var(FLAGS, "send") };
     }
 }
 
@@ -65,8 +85,7 @@ fn prepare(
         });
     }
     let (prepared, plan_text) = mine.map_err(|error| Some(error.to_string()))?;
-    let version = format!("{} {}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
-    let things = [version, plan_text, format!("{:?}", cli.options())];
+    let things = [version(), plan_text, format!("{:?}", cli.options())];
     match agree(world, &things) {
         Ok(()) => Ok(prepared),
         Err(Difference { rank: other, thing }) => Err((rank == 0).then(|| {
@@ -99,6 +118,69 @@ fn open(
         .into());
     }
     Ok((prepared, fs::read_to_string(&cli.plan)?))
+}
+
+/// Measures the network; rank 0 tells.
+fn measure(arguments: &NetworkArgs, world: &SimpleCommunicator, hosts: &[String]) -> ExitCode {
+    if let Err(Difference { rank, .. }) = agree(world, &[version()]) {
+        if world.rank() == 0 {
+            eprintln!(
+                "error: rank {rank} on {} {} than rank 0 on {}: give every machine the same",
+                hosts[rank], COMPARED[0], hosts[0]
+            );
+        }
+        return ExitCode::FAILURE;
+    }
+    let (rank, workers) = (world.rank() as usize, world.size() as usize);
+    // Only the measurement's own messages: there are no letters.
+    let (mut exchange, end) = Exchange::new(rank, workers, |_, _| {});
+    let result = thread::scope(|scope| {
+        let prober = scope.spawn(|| {
+            let result = network::measure(&mut end.transport(), rank, hosts, network::LONG_ENOUGH);
+            end.close();
+            result
+        });
+        if let Err(error) = carry(world, &mut exchange) {
+            let worker = error.worker();
+            eprintln!("error: rank {worker} on {}: {error}", hosts[worker]);
+            world.abort(1);
+        }
+        prober.join()
+    });
+    let told = match result {
+        Ok(Ok(Some(figures))) => tell(arguments, &figures),
+        Ok(Ok(None)) => Ok(()),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err("internal error: the measurement failed".into()),
+    };
+    match told {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell(arguments: &NetworkArgs, figures: &Network) -> Result<(), Box<dyn Error + Send + Sync>> {
+    if let Some(path) = &arguments.output {
+        let text = format!(
+            "# Measured by dp-run network.\n{}",
+            figures.cluster()?.to_toml()
+        );
+        file::write_atomically(path, text.as_bytes())?;
+    }
+    let text = if arguments.json {
+        figures.to_json()
+    } else {
+        figures.table()
+    };
+    Ok(file::print(&text)?)
+}
+
+/// What every process must be.
+fn version() -> String {
+    format!("{} {}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH)
 }
 
 fn run(cli: &Cli, world: &SimpleCommunicator, hosts: &[String], prepared: &Prepared) -> ExitCode {

@@ -299,6 +299,35 @@ mod tests {
     }
 
     #[test]
+    fn what_a_cluster_is_written_as_is_read_again() {
+        let devices = |count, speed, memory_bytes| Devices {
+            count,
+            speed,
+            memory_bytes,
+        };
+        let server = |name: &str, devices| Server {
+            name: name.to_owned(),
+            bandwidth_bytes_per_s: 11_900_000.0,
+            inner_bandwidth_bytes_per_s: 1e9,
+            devices,
+        };
+        let servers = vec![
+            server("a \"b\"", vec![devices(2, 1.0, None)]),
+            server(
+                "c",
+                vec![
+                    devices(1, 0.5, Some(8 << 30)),
+                    devices(1, 1.0, Some(16 << 30)),
+                ],
+            ),
+        ];
+        let cluster = Cluster::of_servers(servers, 123e-6).unwrap();
+        let again = parse("c.toml", &cluster.to_toml()).unwrap();
+        assert!((again.latency_s - cluster.latency_s).abs() < 1e-12);
+        assert_eq!(again.servers, cluster.servers);
+    }
+
+    #[test]
     fn what_is_wrong_is_one_line_that_says_where() {
         for (text, says) in [
             ("", "c.toml: missing field `server`"),
