@@ -7,11 +7,13 @@ use crate::emulation::EmulationOptions;
 use crate::job::{Baseline, Options};
 use crate::launch::Host;
 use crate::learning_rate::{Course, Decay};
+use crate::reading::Overrides;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::graph::parse_dimension;
 use models::init::Init;
-use models::loss::{Classes, Loss};
+use models::loss::Classes;
 use models::optimizer::Optimizer;
+use planner::profile::LossKind;
 use planner::units::parse_memory;
 
 /// Train a model as its plan says: pipeline stages, replicas, weight versions.
@@ -81,7 +83,7 @@ pub struct Cli {
     #[arg(long, value_name = "FILE.onnx")]
     pub model: Option<PathBuf>,
 
-    /// Size of a named dynamic dimension, as given to dp-profile; may be given several times
+    /// Size of a named dynamic dimension [default: as the model was profiled]; may be given several times
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dimension)]
     pub dims: Vec<(String, usize)>,
 
@@ -283,9 +285,13 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "BETA1,BETA2", default_value = "0.9,0.999", value_parser = betas)]
     pub betas: (f32, f32),
 
-    /// What is minimised
-    #[arg(long, value_enum, default_value_t = LossName::CrossEntropy)]
-    pub loss: LossName,
+    /// What is minimised [default: as the model was profiled]
+    #[arg(long, value_enum)]
+    pub loss: Option<LossName>,
+
+    /// The model's output that the loss reads [default: as the model was profiled]
+    #[arg(long, value_name = "NAME")]
+    pub loss_output: Option<String>,
 
     /// Axis of the classes in the model's output [default: the last of three, else 1]
     #[arg(long, value_name = "AXIS", value_parser = at_least_one)]
@@ -295,17 +301,19 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "LABEL", allow_hyphen_values = true)]
     pub ignore_index: Option<i64>,
 
-    /// Train Dropout and BatchNormalization nodes also where they were exported for inference
-    #[arg(long)]
-    pub training_form: bool,
+    /// Train Dropout and BatchNormalization nodes also where they were exported for inference [default: as the model
+    /// was profiled]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub training_form: Option<bool>,
 
-    /// Batch norm: as the file has it, or trained also where it was exported for inference
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = BatchNormForm::File)]
-    pub bn: BatchNormForm,
+    /// Batch norm: as the file has it, or trained also where it was exported for inference [default: as the model was
+    /// profiled]
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub bn: Option<BatchNormForm>,
 
-    /// Train weights apart that the file holds as one tensor, as given to dp-profile
-    #[arg(long)]
-    pub untie: bool,
+    /// Train weights apart that the file holds as one tensor [default: as the model was profiled]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub untie: Option<bool>,
 
     /// First weights: those in the file, or new ones drawn by the seed
     #[arg(long, value_enum, default_value_t = InitName::Keep)]
@@ -389,18 +397,15 @@ impl Cli {
         let training = &self.training;
         Options {
             model: self.model.clone(),
-            dims: self.dims.iter().cloned().collect(),
+            reading: self.reading(),
             baseline: self.baseline.map(|name| match name {
                 BaselineName::Dp => Baseline::DataParallel,
                 BaselineName::Single => Baseline::Single,
             }),
             data: self.data.options(training.seed),
-            loss: match training.loss {
-                LossName::CrossEntropy => Loss::CrossEntropy(Classes {
-                    axis: training.class_axis,
-                    ignore: training.ignore_index,
-                }),
-                LossName::Mse => Loss::Mse,
+            classes: Classes {
+                axis: training.class_axis,
+                ignore: training.ignore_index,
             },
             optimizer: training.optimizer(),
             learning_rate: training.lr.unwrap_or(match training.optimizer {
@@ -425,9 +430,6 @@ impl Cli {
             clip_norm: training.clip_norm,
             scale_learning_rate: !training.no_lr_scaling,
             weight_stashing: !training.no_weight_stashing,
-            training_form: training.training_form,
-            train_batch_norm: training.bn == BatchNormForm::Train,
-            untie: training.untie,
             init: match training.init {
                 InitName::Keep => Init::Keep,
                 InitName::He => Init::He,
@@ -442,6 +444,22 @@ impl Cli {
             keep_outputs: self.save_test.is_some(),
             bucket_bytes: self.bucket as usize,
             emulation: self.emulation.options(),
+        }
+    }
+
+    /// How the model is to be read, as far as the flags say.
+    fn reading(&self) -> Overrides {
+        let training = &self.training;
+        Overrides {
+            dims: self.dims.iter().cloned().collect(),
+            training_form: training.training_form,
+            train_batch_norm: training.bn.map(|form| form == BatchNormForm::Train),
+            untie: training.untie,
+            loss_output: training.loss_output.clone(),
+            loss: training.loss.map(|name| match name {
+                LossName::CrossEntropy => LossKind::CrossEntropy,
+                LossName::Mse => LossKind::Mse,
+            }),
         }
     }
 

@@ -1,13 +1,12 @@
 //! From a plan and options to a [`Job`]: the model opened and checked, cut into stages, weights set.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use models::graph::{BuildOptions, Graph, Value};
+use models::graph::{Graph, Value};
 use models::init::Init;
-use models::loss::Loss;
+use models::loss::{Classes, Loss};
 use models::onnx::Model;
 use models::optimizer::Optimizer;
 use models::random::Stream;
@@ -20,6 +19,7 @@ use crate::data::{self, DataOptions, Input, Minibatch, Signature};
 use crate::emulation::{self, EmulationOptions};
 use crate::error::RunError;
 use crate::learning_rate::Course;
+use crate::reading::{self, Overrides};
 use crate::stage;
 use crate::train::{Job, Material};
 use crate::worker::Settings;
@@ -38,14 +38,14 @@ pub enum Baseline {
 pub struct Options {
     /// The model, if it does not lie where the plan says.
     pub model: Option<PathBuf>,
-    /// Sizes of open dimensions by name, the batch aside.
-    pub dims: BTreeMap<String, usize>,
+    /// How to read the model, where not as it was profiled.
+    pub reading: Overrides,
     /// Something else than the plan's stages.
     pub baseline: Option<Baseline>,
     /// Samples; random numbers of the right shapes if none.
     pub data: Option<DataOptions>,
-    /// What is minimised.
-    pub loss: Loss,
+    /// Where the classes are and which label does not count, if classes are learned.
+    pub classes: Classes,
     /// How weights are stepped.
     pub optimizer: Optimizer,
     /// Learning rate at the global batch of the first stage.
@@ -60,12 +60,6 @@ pub struct Options {
     pub scale_learning_rate: bool,
     /// Whether a backward reads the version its forward read.
     pub weight_stashing: bool,
-    /// Whether Dropout and BatchNormalization in inference form train all the same.
-    pub training_form: bool,
-    /// Whether batch norm in inference form trains all the same.
-    pub train_batch_norm: bool,
-    /// Whether weights that only Identity nodes tell apart are trained apart.
-    pub untie: bool,
     /// Where the first weights come from.
     pub init: Init,
     /// Seed of weights, order of samples, and masks.
@@ -117,17 +111,13 @@ pub fn prepare(
         return Ok((None, job));
     }
     let model_error = |e: &dyn std::fmt::Display| RunError::Model(e.to_string());
+    let reading = options.reading.apply(plan);
     let mut model = open_model(plan_file, plan, options.model.as_deref())?;
-    if options.untie {
+    if reading.untie {
         model = model.untied().map_err(|e| model_error(&e))?;
     }
-    let build = BuildOptions {
-        batch: Some(plan.batch_size),
-        training_form: options.training_form,
-        train_batch_norm: options.train_batch_norm,
-        untie: options.untie,
-        dims: options.dims.clone(),
-    };
+    let build = reading::build_options(&reading, plan.batch_size);
+    let loss = reading::loss(&reading, options.classes);
     let graph = Arc::new(Graph::build(&model, &build).map_err(|e| model_error(&e))?);
     let device = models::device::open(&options.device, 1).map_err(|e| model_error(&e))?;
     device
@@ -135,7 +125,7 @@ pub fn prepare(
         .map_err(|e| RunError::Model(format!("{}: {e}", graph.path().display())))?;
 
     let (layers, shapes) = placement(plan, &graph, options.baseline);
-    let loss_value = graph.training_output(options.loss).value;
+    let loss_value = graph.training_output(loss).value;
     let mut stages = stage::cut(&graph, &layers, &shapes, loss_value)?;
     let pace = match options.baseline {
         None => {
@@ -146,7 +136,7 @@ pub fn prepare(
         }
         Some(_) => Pace::ONE_F_ONE_B,
     };
-    let signature = Arc::new(signature(&graph, options.loss)?);
+    let signature = Arc::new(signature(&graph, loss)?);
     let material = match &options.data {
         Some(files) => Material::Dataset(data::open(files, &signature)?),
         None => Material::Synthetic(Arc::new(synthetic(&signature, options.seed))),
@@ -165,7 +155,7 @@ pub fn prepare(
         settings: Settings {
             batch_size: plan.batch_size,
             seed: options.seed,
-            loss: options.loss,
+            loss,
             optimizer: options.optimizer,
             pace,
             weight_stashing: options.weight_stashing,
@@ -279,6 +269,7 @@ fn signature(graph: &Graph, loss: Loss) -> Result<Signature, RunError> {
         .map(|&input| Input {
             name: values[input].name.clone(),
             ty: values[input].ty.clone(),
+            limit: graph.index_limit(input),
         })
         .collect();
     if inputs.is_empty() {

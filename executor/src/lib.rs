@@ -19,6 +19,7 @@ pub mod learning_rate;
 pub mod network;
 pub mod program;
 pub mod progress;
+pub mod reading;
 pub mod record;
 pub mod stage;
 pub mod train;

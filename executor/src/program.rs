@@ -23,6 +23,8 @@ pub struct Prepared {
     pub model: Option<Model>,
     /// What is to be trained.
     pub job: Job,
+    /// Flags that read the model otherwise than it was profiled, in words.
+    contradictions: Vec<String>,
 }
 
 impl Prepared {
@@ -35,14 +37,23 @@ impl Prepared {
         for path in cli.out.iter().chain(&cli.save_test) {
             file::check_target(path, Some(&cli.dir))?;
         }
-        let (model, job) = job::prepare(&cli.plan, &plan, &cli.options(), stop)?;
-        Ok(Prepared { plan, model, job })
+        let options = cli.options();
+        let (model, job) = job::prepare(&cli.plan, &plan, &options, stop)?;
+        Ok(Prepared {
+            contradictions: options.reading.contradictions(&plan),
+            plan,
+            model,
+            job,
+        })
     }
 
     /// Says on stderr what is odd about the model, and, if all workers are on this machine, whether they
     /// have the cores that they want.
     pub fn warn(&self, one_machine: bool) {
         let job = &self.job;
+        for line in &self.contradictions {
+            eprintln!("warning: {line}");
+        }
         if let Some(graph) = &job.graph {
             for remark in graph.remarks() {
                 eprintln!("warning: {}: {remark}", graph.path().display());
@@ -77,7 +88,9 @@ impl Prepared {
         cli: &Cli,
         train: impl FnOnce(&Job, &mut dyn Observer) -> Result<Outcome, RunError>,
     ) -> Result<bool, Box<dyn Error + Send + Sync>> {
-        let Prepared { plan, model, job } = self;
+        let Prepared {
+            plan, model, job, ..
+        } = self;
         let recorder = Recorder::create(&cli.dir, job.is_emulated())?;
         if let Material::Dataset(dataset) = &job.material
             && let Some(vocabulary) = &dataset.vocabulary
@@ -111,6 +124,15 @@ impl Prepared {
         if let (Some(path), Some(model), Some(graph)) = (&cli.out, model, &job.graph) {
             model.write_back(&outcome.named_tensors(graph), path)?;
             console_line(cli, &format!("wrote {}", path.display()));
+            if let Some(exported) = graph.exported_batch()
+                && exported != plan.batch_size
+            {
+                let line = format!(
+                    "it takes {exported} samples at once, as the model was exported, not the {} of training",
+                    plan.batch_size
+                );
+                console_line(cli, &line);
+            }
         }
         if let (Some(path), Material::Dataset(dataset)) = (&cli.save_test, &job.material) {
             record::save_test(path, &dataset.test, &outcome.outputs)?;

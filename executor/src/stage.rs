@@ -217,7 +217,7 @@ fn check_weights(graph: &Graph, programs: &[Work]) -> Result<(), RunError> {
         for &parameter in program.weights() {
             if let Some(other) = owner.insert(parameter, stage) {
                 return Err(RunError::Plan(format!(
-                    "stages {other} and {stage} both use the weight '{}': a plan for 1F1B keeps its layers in one stage; if the model was profiled with --untie, give it here too",
+                    "stages {other} and {stage} both use the weight '{}': a plan for 1F1B keeps its layers in one stage; train the model as it was profiled (--untie)",
                     graph.parameters()[parameter].name
                 )));
             }

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use executor::data::array::Elements;
 use executor::data::npy;
+use planner::profile::Reading;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -207,6 +208,62 @@ fn adam_and_mean_squared_error_train() {
         .collect();
     let mean = |part: &[f32]| part.iter().sum::<f32>() / part.len() as f32;
     assert!(mean(&losses[32..]) < 0.9 * mean(&losses[..8]), "{losses:?}");
+}
+
+/// The losses of a run of three minibatches, and what it says on stderr.
+fn losses(dir: &TempDir, flags: &[&str]) -> (Vec<String>, String) {
+    let data = digits();
+    let fixed = [
+        "plan.json",
+        "--data",
+        text(&data),
+        "--steps",
+        "3",
+        "--seed",
+        "5",
+    ];
+    let output = dp_run(dir, &[&fixed, flags].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{stderr}");
+    let metrics = fs::read_to_string(dir.path().join("run/metrics.csv")).unwrap();
+    let rows = metrics.lines().skip(1);
+    let losses = rows.map(|row| row.split(',').nth(2).unwrap().to_owned());
+    (losses.collect(), stderr)
+}
+
+#[test]
+fn a_model_is_read_as_it_was_profiled_unless_a_flag_says_otherwise() {
+    // Its dropout in inference form: the initializer `training` (field 9 is its raw data) is false.
+    let mut bytes = fs::read(norm_dropout_skip()).unwrap();
+    let on = b"training\x4a\x01\x01";
+    let place = bytes.windows(on.len()).position(|part| part == on).unwrap();
+    bytes[place + on.len() - 1] = 0;
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("inference.onnx");
+    fs::write(&model, bytes).unwrap();
+
+    let unsaid = planned(&model, 16, &[1, 1]);
+    let said = TempDir::new().unwrap();
+    let mut read = plan(&model, 16, &shapes(&[1, 1], 0));
+    read.reading = Some(Reading {
+        training_form: true,
+        ..Reading::default()
+    });
+    read.save(&said.path().join("plan.json")).unwrap();
+
+    let (inference, _) = losses(&unsaid, &[]);
+    let (training, _) = losses(&unsaid, &["--training-form"]);
+    assert_ne!(inference, training);
+    let (followed, stderr) = losses(&said, &[]);
+    assert_eq!(followed, training);
+    assert!(!stderr.contains("--training-form"), "{stderr}");
+    let (agreed, stderr) = losses(&said, &["--training-form"]);
+    assert_eq!(agreed, training);
+    assert!(!stderr.contains("--training-form"), "{stderr}");
+    let (contradicted, stderr) = losses(&said, &["--training-form=false"]);
+    assert_eq!(contradicted, inference);
+    let warning = "warning: --training-form=false where the model was profiled with true";
+    assert!(stderr.contains(warning), "{stderr}");
 }
 
 #[test]

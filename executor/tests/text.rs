@@ -91,7 +91,7 @@ fn what_does_not_fit_is_one_line() {
     assert_error(
         dir,
         &["--data", "text:text.txt"],
-        &["from 0 to 255", "77 classes"],
+        &["from 0 to 255", "among 77"],
     );
     assert_error(dir, &["--data", "text:nothing.txt"], &["nothing.txt"]);
     assert_error(dir, &["--data", "text:"], &["text:FILE"]);

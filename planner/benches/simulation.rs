@@ -42,6 +42,7 @@ fn chain(layers: usize) -> Profile {
         batch_size: 32,
         threads: 1,
         optimizer: None,
+        reading: None,
         layers: (0..layers).map(layer).collect(),
         edges: (1..layers).map(edge).collect(),
         tied: Vec::new(),

@@ -9,7 +9,7 @@ pub use crate::cluster::Cluster;
 use crate::cluster::ClusterError;
 use crate::cost::{Fabric, MemoryShares, Placement};
 use crate::file::{self, FileError};
-use crate::profile::FileRef;
+use crate::profile::{FileRef, Reading};
 use crate::schedule::{
     Pace, Schedule, ScheduleError, ScheduleKind, ShapeError, StageLink, StageShape,
 };
@@ -26,6 +26,9 @@ pub struct Plan {
     pub model: FileRef,
     /// The profile that the plan was made from.
     pub profile: FileRef,
+    /// How the model was read when it was profiled: dp-run reads it in the same way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reading: Option<Reading>,
     /// Samples per minibatch.
     pub batch_size: usize,
     /// Cores per worker in the profile.

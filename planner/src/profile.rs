@@ -1,6 +1,6 @@
 //! The profile file, `dp.profile/1`: what every layer of one model costs on one device.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,9 @@ pub struct Profile {
     /// The optimizer whose step was timed, for example `sgd-momentum`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<String>,
+    /// How the model was read, where the profile says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reading: Option<Reading>,
     /// In execution order: a topological order of the layer graph.
     pub layers: Vec<LayerProfile>,
     /// One entry per distinct (tensor, reading layer).
@@ -43,6 +46,40 @@ pub struct Profile {
     /// Zero for devices whose communication runs beside their compute.
     #[serde(default)]
     pub communication_s_per_byte: f64,
+}
+
+/// How a model was read: all that changes what is trained. dp-run reads it in the same way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading {
+    /// Sizes given to open dimensions, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dims: BTreeMap<String, usize>,
+    /// Whether Dropout and BatchNormalization train also where they were exported for inference.
+    #[serde(default)]
+    pub training_form: bool,
+    /// Whether batch norm trains also where it was exported for inference.
+    #[serde(default)]
+    pub train_batch_norm: bool,
+    /// Whether weights that only Identity nodes tell apart are trained apart.
+    #[serde(default)]
+    pub untie: bool,
+    /// The model's output that the loss reads; its first one if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_output: Option<String>,
+    /// What is minimised.
+    #[serde(default)]
+    pub loss: LossKind,
+}
+
+/// What training minimises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossKind {
+    /// Softmax and negative log likelihood.
+    #[default]
+    CrossEntropy,
+    /// Mean squared error.
+    Mse,
 }
 
 /// A file named in another file, with the digest that pins its content.

@@ -41,6 +41,7 @@ pub fn chain(compute_ms: &[f64], parameter_bytes: &[u64], edge_bytes: &[u64]) ->
         batch_size: 32,
         threads: 1,
         optimizer: None,
+        reading: None,
         layers,
         edges,
         tied: Vec::new(),

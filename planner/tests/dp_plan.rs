@@ -26,6 +26,7 @@ fn chain(layers: &[(f64, f64, u64)], bytes: &[u64]) -> Profile {
         batch_size: 32,
         threads: 1,
         optimizer: None,
+        reading: None,
         layers: layers
             .iter()
             .enumerate()

@@ -41,6 +41,11 @@ pub struct Cli {
     #[arg(long)]
     pub untie: bool,
 
+    /// The output that the loss reads, for a model with several [default: the first one]; what only others need is left
+    /// out
+    #[arg(long, value_name = "NAME")]
+    pub loss_output: Option<String>,
+
     /// Where to measure: auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
@@ -123,6 +128,7 @@ impl Cli {
                 training_form: self.training_form,
                 train_batch_norm: self.bn == BatchNormForm::Train,
                 untie: self.untie,
+                loss_output: self.loss_output.clone(),
             },
             device: self.device.clone(),
             threads: self.threads as usize,

@@ -19,7 +19,7 @@ use models::onnx::{Model, OnnxError};
 use models::optimizer::Optimizer;
 use models::tensor::DType;
 use planner::Profile;
-use planner::profile::{Edge, FileRef, LayerProfile, PROFILE_SCHEMA, Tied};
+use planner::profile::{Edge, FileRef, LayerProfile, LossKind, PROFILE_SCHEMA, Reading, Tied};
 
 use measure::{LayerSamples, Samples};
 use rig::{PartSize, Rig};
@@ -153,6 +153,7 @@ pub fn profile(
         batch_size: graph.batch_size(),
         threads: options.threads,
         optimizer: Some(options.optimizer.1.into()),
+        reading: Some(reading(options)),
         layers: layer_profiles(&graph, &sizes, &layers.input_bytes(), &samples.layers),
         edges: edges(&graph),
         tied: tied(&graph, &layers.weights(), &sizes),
@@ -173,6 +174,29 @@ pub fn profile(
         ));
     }
     Ok(Measured { profile, warnings })
+}
+
+/// What dp-run needs to know to read the model in the same way.
+fn reading(options: &Options) -> Reading {
+    let BuildOptions {
+        batch: _,
+        dims,
+        training_form,
+        train_batch_norm,
+        untie,
+        loss_output,
+    } = &options.build;
+    Reading {
+        dims: dims.clone(),
+        training_form: *training_form,
+        train_batch_norm: *train_batch_norm,
+        untie: *untie,
+        loss_output: loss_output.clone(),
+        loss: match options.loss {
+            Loss::CrossEntropy(_) => LossKind::CrossEntropy,
+            Loss::Mse => LossKind::Mse,
+        },
+    }
 }
 
 /// The device in words: a CPU with the name that the system has for it.

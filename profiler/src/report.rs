@@ -202,6 +202,7 @@ mod tests {
             batch_size: 10,
             threads: 1,
             optimizer: None,
+            reading: None,
             layers: vec![layer("a", 1.0, 2.0), layer("b", 3.0, 4.0)],
             edges: vec![edge("b"), edge("c")],
             tied: Vec::new(),

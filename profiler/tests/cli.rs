@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use planner::Profile;
+use planner::profile::{LossKind, Reading};
 
 fn dp_profile() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dp-profile"));
@@ -132,10 +133,19 @@ fn json_on_stdout_is_the_profile() {
     let output = dp_profile()
         .arg(zoo("mlp_digits.onnx"))
         .args(["--batch", "2", "--budget", "200ms", "--json"])
+        .args(["--untie", "--bn", "train", "--loss", "mse"])
         .output()
         .unwrap();
     let profile: Profile = serde_json::from_slice(&output.stdout).unwrap();
     profile.validate().unwrap();
+    // How the model was read stands in it.
+    let reading = Reading {
+        untie: true,
+        train_batch_norm: true,
+        loss: LossKind::Mse,
+        ..Reading::default()
+    };
+    assert_eq!(profile.reading, Some(reading));
 }
 
 #[test]

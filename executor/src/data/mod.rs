@@ -60,6 +60,8 @@ pub struct Input {
     pub name: String,
     /// Its type; the first axis is the batch.
     pub ty: ValueType,
+    /// How many rows its numbers pick from, if they do: tokens of an embedding.
+    pub limit: Option<usize>,
 }
 
 /// What a model reads and gives for one minibatch, and what is to be learned.
@@ -263,7 +265,7 @@ fn compatible(sample: &[usize], wanted: &[usize]) -> bool {
 fn fit_features(x: &Array, input: &Input) -> Result<(), DataError> {
     let wanted = &input.ty.shape[1..];
     if compatible(&x.shape[1..], wanted) {
-        return Ok(());
+        return fit_indices(x, input);
     }
     let mut channels_first = x.shape[1..].to_vec();
     if let Some(channels) = channels_first.pop() {
@@ -281,6 +283,24 @@ fn fit_features(x: &Array, input: &Input) -> Result<(), DataError> {
         &x.shape[1..],
         input.name,
         wanted
+    )))
+}
+
+/// Numbers that pick rows must find them: a lookup behind the last one has no answer.
+fn fit_indices(x: &Array, input: &Input) -> Result<(), DataError> {
+    let (Some(limit), Some((low, high))) = (input.limit, x.range(None)) else {
+        return Ok(());
+    };
+    // Those below zero count from the end.
+    if low >= -(limit as f64) && high < limit as f64 {
+        return Ok(());
+    }
+    Err(DataError::Mismatch(format!(
+        "{}: {} holds numbers from {low} to {high}, the model's input '{}' looks them up among {limit} (0 to {})",
+        x.origin,
+        x.describe(),
+        input.name,
+        limit - 1
     )))
 }
 
@@ -354,6 +374,7 @@ mod tests {
             inputs: vec![Input {
                 name: "image".into(),
                 ty: value(input),
+                limit: None,
             }],
             output: value(output),
             loss,
@@ -425,6 +446,30 @@ mod tests {
         assert!(fit(&bytes(&[2, 3]), &bytes(&[2, 2]), &to).is_ok());
         let error = fit(&bytes(&[2, 3]), &bytes(&[2, 3]), &to).unwrap_err();
         assert!(error.contains("output has [2]"));
+    }
+
+    #[test]
+    fn tokens_that_the_embedding_lacks_are_told_before_training() {
+        let to = Arc::new(Signature {
+            inputs: vec![Input {
+                name: "tokens".into(),
+                ty: ValueType {
+                    dtype: DType::I64,
+                    shape: vec![2, 3],
+                },
+                limit: Some(5),
+            }],
+            output: signature(&[1, 1], &[2, 2], Loss::CROSS_ENTROPY)
+                .output
+                .clone(),
+            loss: Loss::CROSS_ENTROPY,
+        });
+        let tokens = |last| array(&[2, 3], Elements::I64(vec![0, 1, 2, -5, 4, last]));
+        let y = labels(&[0, 1]);
+        assert!(fit(&tokens(4), &y, &to).is_ok());
+        let error = fit(&tokens(5), &y, &to).unwrap_err();
+        assert!(error.contains("from -5 to 5") && error.contains("among 5 (0 to 4)"));
+        assert!(fit(&tokens(-6), &y, &to).is_err());
     }
 
     #[test]

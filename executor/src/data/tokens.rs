@@ -148,6 +148,7 @@ mod tests {
             inputs: vec![Input {
                 name: "tokens".into(),
                 ty: ty(DType::I64, input),
+                limit: None,
             }],
             output: ty(DType::F32, output),
             loss: Loss::CROSS_ENTROPY,

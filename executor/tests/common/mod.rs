@@ -4,7 +4,6 @@
     reason = "every test program compiles this module and uses a part of it"
 )]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,10 +12,11 @@ use executor::data::DataOptions;
 use executor::error::RunError;
 use executor::job::{Baseline, Options, prepare};
 use executor::learning_rate::{Course, Decay};
+use executor::reading::Overrides;
 use executor::train::{Epoch, Job, Observer, Outcome, Step, train};
 use models::graph::{BuildOptions, Graph};
 use models::init::Init;
-use models::loss::Loss;
+use models::loss::Classes;
 use models::onnx::Model;
 use models::optimizer::Optimizer;
 use planner::Plan;
@@ -140,7 +140,10 @@ pub fn plan_of(names: &[String], file: &Value, batch_size: usize, shapes: &[Stag
 pub fn options(data: &Path, minibatches: usize) -> Options {
     Options {
         model: None,
-        dims: BTreeMap::new(),
+        reading: Overrides {
+            training_form: Some(true),
+            ..Overrides::default()
+        },
         baseline: None,
         data: Some(DataOptions {
             data: data.to_owned(),
@@ -155,7 +158,7 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
             seq: None,
             seed: 7,
         }),
-        loss: Loss::CROSS_ENTROPY,
+        classes: Classes::default(),
         optimizer: Optimizer::Sgd {
             momentum: 0.9,
             weight_decay: 0.0,
@@ -170,9 +173,6 @@ pub fn options(data: &Path, minibatches: usize) -> Options {
         clip_norm: None,
         scale_learning_rate: true,
         weight_stashing: true,
-        training_form: true,
-        train_batch_norm: false,
-        untie: false,
         init: Init::He,
         seed: 7,
         epochs: 1,

@@ -31,6 +31,9 @@ pub struct BuildOptions {
     /// Exporters merge weights that are one in the model like that, but also those that only happen to
     /// be equal; without this they are trained as one.
     pub untie: bool,
+    /// The output that the loss reads, by name; what only others need is left out. `None` takes all of them,
+    /// and the loss the first one.
+    pub loss_output: Option<String>,
 }
 
 /// Reads `NAME=SIZE`, the way programs are told the size of an open dimension.
@@ -74,7 +77,8 @@ fn build(model: &Model, options: &BuildOptions) -> Result<Graph, GraphErrorKind>
         .collect();
     let inputs = inputs::bind(model, options, &read)?;
     let (draft, batch_size) = infer(model, options, &nodes, &inputs)?;
-    let mut graph = finish(model, &draft, &inputs, batch_size)?;
+    let mut graph = finish(model, options, &draft, &inputs, batch_size)?;
+    graph.exported_batch = inputs.iter().find_map(|input| input.exported_batch);
     graph.remarks = remarks::of(&graph, model, &nodes, options);
     Ok(graph)
 }
@@ -111,7 +115,7 @@ fn infer(
     };
 
     let draft = run(None, inputs.iter().map(DataInput::exported).collect())?;
-    let samples = output_extent(model, &draft);
+    let samples = output_extent(model, options, &draft);
     // Outputs have one row per sample, or one per token of each sample; else the batch is another axis.
     let leads = samples.is_none_or(|samples| samples % exported == 0);
     let batch_size = if leads {
@@ -142,7 +146,7 @@ fn infer(
         requested: requested_batch,
     };
     let rebatched = run(Some(from), requested()).map_err(|error| unfit(error.to_string()))?;
-    match (samples, output_extent(model, &rebatched)) {
+    match (samples, output_extent(model, options, &rebatched)) {
         (Some(old), Some(new)) if new * exported != old * requested_batch => Err(unfit(format!(
             "the first axis of its output stays {new} where it should become {}",
             old / exported * requested_batch
@@ -165,32 +169,22 @@ fn aliases<'a>(model: &Model, nodes: &'a [RawNode]) -> HashMap<&'a str, &'a str>
         .collect()
 }
 
-/// Extent of the first axis of the first output.
-fn output_extent(model: &Model, draft: &Draft) -> Option<usize> {
-    let output = draft.named(model.graph().output.first()?.name())?;
+/// Extent of the first axis of the output that the loss reads.
+fn output_extent(model: &Model, options: &BuildOptions, draft: &Draft) -> Option<usize> {
+    let first = || Some(model.graph().output.first()?.name());
+    let output = draft.named(options.loss_output.as_deref().or_else(first)?)?;
     draft.values[output].ty.shape.first().copied()
 }
 
 /// Drops what no output depends on, finds layers and numbers everything in execution order.
 fn finish(
     model: &Model,
+    options: &BuildOptions,
     draft: &Draft,
     inputs: &[DataInput<'_>],
     batch_size: usize,
 ) -> Result<Graph, GraphErrorKind> {
-    let computed = |index: &usize| matches!(draft.values[*index].kind, Kind::Computed);
-    let mut outputs: Vec<usize> = Vec::new();
-    for output in &model.graph().output {
-        if let Some(index) = draft.named(output.name()).filter(computed)
-            && !outputs.contains(&index)
-        {
-            outputs.push(index);
-        }
-    }
-    if outputs.is_empty() {
-        return Err(GraphErrorKind::NothingToRun);
-    }
-
+    let outputs = wanted_outputs(model, options, draft)?;
     let live = live_nodes(draft, &outputs);
     let position: HashMap<usize, usize> = live
         .iter()
@@ -253,6 +247,37 @@ fn finish(
     Ok(graph)
 }
 
+/// The outputs that nodes compute, in the file's order, or the one among them that the loss is to read.
+fn wanted_outputs(
+    model: &Model,
+    options: &BuildOptions,
+    draft: &Draft,
+) -> Result<Vec<usize>, GraphErrorKind> {
+    let names = model.graph().output.iter().map(|output| output.name());
+    let mut computed: Vec<(&str, usize)> = Vec::new();
+    for name in names {
+        if let Some(index) = draft.named(name)
+            && matches!(draft.values[index].kind, Kind::Computed)
+            && computed.iter().all(|&(_, other)| other != index)
+        {
+            computed.push((name, index));
+        }
+    }
+    if computed.is_empty() {
+        return Err(GraphErrorKind::NothingToRun);
+    }
+    let Some(wanted) = &options.loss_output else {
+        return Ok(computed.into_iter().map(|(_, index)| index).collect());
+    };
+    match computed.iter().find(|(name, _)| name == wanted) {
+        Some(&(_, index)) => Ok(vec![index]),
+        None => Err(GraphErrorKind::UnknownOutput {
+            output: wanted.clone(),
+            outputs: computed.iter().map(|&(name, _)| name.to_owned()).collect(),
+        }),
+    }
+}
+
 /// Nodes that an output depends on, ascending.
 fn live_nodes(draft: &Draft, outputs: &[usize]) -> Vec<usize> {
     let mut wanted: HashSet<usize> = outputs.iter().copied().collect();
@@ -305,6 +330,7 @@ impl<'a> Assembly<'a> {
             state_values: Vec::new(),
             layers: Vec::new(),
             batch_size,
+            exported_batch: None,
             final_softmax: None,
             remarks: Vec::new(),
         };

@@ -94,6 +94,17 @@ pub enum GraphErrorKind {
     /// No output depends on data.
     #[error("no output depends on a data input, so there is nothing to run")]
     NothingToRun,
+    /// The loss is to read an output that there is not.
+    #[error(
+        "--loss-output {output}: the model computes no output of this name, but {}",
+        .outputs.join(", ")
+    )]
+    UnknownOutput {
+        /// The name given.
+        output: String,
+        /// The outputs there are.
+        outputs: Vec<String>,
+    },
     /// An input that is no tensor of a supported type.
     #[error("input '{input}' {reason}")]
     Input {

@@ -538,7 +538,7 @@ impl Walk<'_> {
             _ => {}
         }
         let mask_used = node.outputs.get(1).is_some_and(|name| !name.is_empty());
-        let training = match node.inputs.get(2) {
+        let in_file = match node.inputs.get(2) {
             Some(name) if !name.is_empty() => {
                 let mode = self
                     .draft
@@ -546,9 +546,9 @@ impl Walk<'_> {
                     .and_then(|index| self.constant(index));
                 mode.is_none_or(|mode| mode.raw().iter().any(|&byte| byte != 0))
             }
-            _ => self.inference.options.training_form,
+            _ => false,
         };
-        !mask_used && !training
+        !mask_used && !in_file && !self.inference.options.training_form
     }
 
     /// Whether a softmax runs over the axis where a loss looks for the classes.

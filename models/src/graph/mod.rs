@@ -7,6 +7,7 @@
 mod batch_axis;
 mod build;
 mod error;
+mod index_limit;
 mod infer;
 mod inline;
 mod inputs;
@@ -125,6 +126,7 @@ pub struct Graph {
     state_values: Vec<ValueId>,
     layers: Vec<Layer>,
     batch_size: usize,
+    exported_batch: Option<usize>,
     /// The softmax over the classes that makes the first output, if one does.
     final_softmax: Option<NodeId>,
     remarks: Vec<Remark>,
@@ -139,6 +141,18 @@ impl Graph {
     /// Samples per minibatch that the shapes are bound to.
     pub fn batch_size(&self) -> usize {
         self.batch_size
+    }
+
+    /// The batch that the file fixes: the only one that other runtimes take the file at, whatever it was trained at.
+    /// `None` where the file leaves it open.
+    pub fn exported_batch(&self) -> Option<usize> {
+        self.exported_batch
+    }
+
+    /// How many rows a data input of integers picks from, where it goes into lookups (of an embedding): its numbers must
+    /// stay below, and negative ones count from the end. The smallest one if there are several.
+    pub fn index_limit(&self, input: ValueId) -> Option<usize> {
+        index_limit::of(self, input)
     }
 
     /// Nodes in execution order; those of a layer stand together.
@@ -156,7 +170,7 @@ impl Graph {
         &self.inputs
     }
 
-    /// Outputs that nodes compute, in the file's order; there is at least one.
+    /// Outputs that nodes compute, in the file's order, or the one that the loss was said to read; there is at least one.
     pub fn outputs(&self) -> &[ValueId] {
         &self.outputs
     }

@@ -41,6 +41,13 @@ pub enum Remark {
     },
     /// Batch norm is to be trained, and there is none.
     NoBatchNorm,
+    /// The model has several outputs, and the loss reads the first one for want of a choice.
+    FirstOutput {
+        /// The one that it reads.
+        output: String,
+        /// The others.
+        others: Vec<String>,
+    },
 }
 
 impl fmt::Display for Remark {
@@ -98,6 +105,11 @@ impl fmt::Display for Remark {
                 f,
                 "there is no batch norm to train in the model; exporters fold it into convolutions unless told to keep it"
             ),
+            Remark::FirstOutput { output, others } => write!(
+                f,
+                "the loss reads the output '{output}'; --loss-output chooses another one ({})",
+                others.join(", ")
+            ),
         }
     }
 }
@@ -114,6 +126,15 @@ pub(super) fn of(
         remarks.extend(shared_fill(graph, model));
     }
     remarks.extend(untrained_batch_norm(graph));
+    if let (None, [first, others @ ..]) = (&options.loss_output, &graph.outputs[..])
+        && !others.is_empty()
+    {
+        let name = |&id: &usize| graph.values[id].name.clone();
+        remarks.push(Remark::FirstOutput {
+            output: name(first),
+            others: others.iter().map(name).collect(),
+        });
+    }
     let kind = |kind: &str| graph.nodes.iter().any(|node| node.op.name() == kind);
     if !kind("BatchNormalization") {
         let convolutions = graph

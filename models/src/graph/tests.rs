@@ -265,26 +265,7 @@ type NodeRow<'a> = (&'a str, &'a [&'a str], &'a str, &'a [(&'a str, i64)]);
 
 /// A model of one input `x`; the last node makes the output.
 fn model(input: &[i64], initializers: &[InitializerRow<'_>], nodes: &[NodeRow<'_>]) -> Model {
-    let declared = |name: &str, dims: &[i64]| {
-        let dim = |&dim| Dimension {
-            value: Some(DimensionValue::Value(dim)),
-            denotation: None,
-        };
-        let tensor = TensorType {
-            elem_type: Some(data_type::FLOAT),
-            shape: Some(TensorShapeProto {
-                dim: dims.iter().map(dim).collect(),
-            }),
-        };
-        ValueInfoProto {
-            name: Some(name.into()),
-            r#type: Some(TypeProto {
-                value: Some(TypeValue::Tensor(tensor)),
-                denotation: None,
-            }),
-            ..ValueInfoProto::default()
-        }
-    };
+    let declared = |name, dims| ValueInfoProto::tensor(name, data_type::FLOAT, dims);
     let initializer = |&(name, dims, value): &InitializerRow<'_>| {
         let count = dims.iter().product::<i64>();
         TensorProto {

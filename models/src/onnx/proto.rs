@@ -274,6 +274,30 @@ pub struct ValueInfoProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
+impl ValueInfoProto {
+    /// A tensor with these extents, of a [`data_type`].
+    pub fn tensor(name: &str, element: i32, extents: &[i64]) -> Self {
+        let dim = |&extent| Dimension {
+            value: Some(DimensionValue::Value(extent)),
+            denotation: None,
+        };
+        let tensor = TensorType {
+            elem_type: Some(element),
+            shape: Some(TensorShapeProto {
+                dim: extents.iter().map(dim).collect(),
+            }),
+        };
+        ValueInfoProto {
+            name: Some(name.into()),
+            r#type: Some(TypeProto {
+                value: Some(TypeValue::Tensor(tensor)),
+                denotation: None,
+            }),
+            ..ValueInfoProto::default()
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProto {
     #[prost(oneof = "TypeValue", tags = "1, 4, 5, 7, 8, 9")]

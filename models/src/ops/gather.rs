@@ -60,6 +60,10 @@ impl Operator for Gather {
         &[0]
     }
 
+    fn index_limit(&self, input: usize) -> Option<usize> {
+        (input == 1).then_some(self.axis.len)
+    }
+
     fn saves(&self) -> Saves {
         Saves {
             inputs: vec![1],

@@ -179,6 +179,14 @@ impl Operator for GatherAt {
         &[0]
     }
 
+    fn index_limit(&self, input: usize) -> Option<usize> {
+        // Of several components, each has a limit of its own.
+        match self.extents.i64s() {
+            [extent] if input == 1 => Some(*extent as usize),
+            _ => None,
+        }
+    }
+
     fn saves(&self) -> Saves {
         Saves {
             inputs: vec![1],

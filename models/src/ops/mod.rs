@@ -325,6 +325,11 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// Where an input's integers pick rows: how many there are. Numbers run from minus that many to one less.
+    fn index_limit(&self, _input: usize) -> Option<usize> {
+        None
+    }
+
     /// What the backward reads again: nothing, if an operator does not say otherwise.
     fn saves(&self) -> Saves {
         Saves::default()

@@ -4,9 +4,8 @@ use models::graph::{BuildOptions, Graph, Remark};
 use models::loss::Loss;
 use models::onnx::Model;
 use models::onnx::proto::{
-    AttributeProto, Dimension, DimensionValue, FunctionProto, GraphProto, ModelProto, NodeProto,
-    OperatorSetIdProto, TensorProto, TensorShapeProto, TensorType, TypeProto, TypeValue,
-    ValueInfoProto, attribute_type, data_type,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    TensorProto, ValueInfoProto, attribute_type, data_type,
 };
 use models::tensor::{DType, Tensor};
 use prost::Message;
@@ -64,33 +63,12 @@ fn graph_attribute(name: &str, graph: GraphProto) -> AttributeProto {
     }
 }
 
-fn declared(name: &str, element: i32, dims: &[i64]) -> ValueInfoProto {
-    let dim = |&dim| Dimension {
-        value: Some(DimensionValue::Value(dim)),
-        denotation: None,
-    };
-    let tensor = TensorType {
-        elem_type: Some(element),
-        shape: Some(TensorShapeProto {
-            dim: dims.iter().map(dim).collect(),
-        }),
-    };
-    ValueInfoProto {
-        name: Some(name.into()),
-        r#type: Some(TypeProto {
-            value: Some(TypeValue::Tensor(tensor)),
-            denotation: None,
-        }),
-        ..ValueInfoProto::default()
-    }
-}
-
 /// A branch without inputs that gives `output`.
 fn branch(nodes: Vec<NodeProto>, initializer: Vec<TensorProto>, output: &str) -> GraphProto {
     GraphProto {
         node: nodes,
         initializer,
-        output: vec![declared(output, data_type::FLOAT, &[])],
+        output: vec![ValueInfoProto::tensor(output, data_type::FLOAT, &[])],
         ..GraphProto::default()
     }
 }
@@ -106,8 +84,8 @@ fn proto(input: &[i64], initializer: Vec<TensorProto>, nodes: Vec<NodeProto>) ->
         graph: Some(GraphProto {
             node: nodes,
             initializer,
-            input: vec![declared("x", data_type::FLOAT, input)],
-            output: vec![declared("y", data_type::FLOAT, &[])],
+            input: vec![ValueInfoProto::tensor("x", data_type::FLOAT, input)],
+            output: vec![ValueInfoProto::tensor("y", data_type::FLOAT, &[])],
             ..GraphProto::default()
         }),
         ..ModelProto::default()
@@ -478,7 +456,7 @@ fn an_if_may_depend_on_shapes_but_not_on_data() {
 
     let mut by_data = conditional(node("Identity", &["flag"], &["c"]), false);
     let inputs = &mut by_data.graph.as_mut().unwrap().input;
-    inputs.push(declared("flag", data_type::BOOL, &[]));
+    inputs.push(ValueInfoProto::tensor("flag", data_type::BOOL, &[]));
     let error = build(&by_data).unwrap_err();
     let expected = "operator If (node 'If_0') has sub-graphs and cannot be profiled or trained: its condition 'c' depends";
     assert!(error.contains(expected), "{error}");
@@ -607,4 +585,67 @@ fn a_batch_in_an_expansion_a_state_and_sample_numbers_is_replaced() {
     let two = Graph::build(&model, &options(2)).unwrap();
     let expected = [infer(&two, 0), infer(&two, 2), infer(&two, 4)].concat();
     assert_eq!(infer(&five, 0), expected[..30]);
+}
+
+#[test]
+fn the_loss_reads_the_output_of_its_name_and_the_rest_is_left_out() {
+    let mut two = proto(
+        &[2, 3],
+        vec![tensor("v", &[3, 4], 0.5), tensor("w", &[3, 5], 0.25)],
+        vec![
+            node("MatMul", &["x", "v"], &["y"]),
+            node("MatMul", &["x", "w"], &["z"]),
+        ],
+    );
+    let outputs = &mut two.graph.as_mut().unwrap().output;
+    outputs.push(ValueInfoProto::tensor("z", data_type::FLOAT, &[]));
+    let model = open(&two);
+    let named = |name: &str| BuildOptions {
+        loss_output: Some(name.into()),
+        ..BuildOptions::default()
+    };
+    let first = Graph::build(&model, &BuildOptions::default()).unwrap();
+    let value = |graph: &Graph, id: usize| graph.values()[id].name.clone();
+    assert_eq!(value(&first, first.training_output(Loss::Mse).value), "y");
+    assert_eq!(names(&first), ["v", "w"]);
+    let others = vec!["z".to_owned()];
+    let output = "y".to_owned();
+    assert_eq!(first.remarks(), [Remark::FirstOutput { output, others }]);
+
+    let second = Graph::build(&model, &named("z")).unwrap();
+    assert_eq!(value(&second, second.training_output(Loss::Mse).value), "z");
+    assert_eq!(names(&second), ["w"]);
+    assert_eq!(second.remarks(), []);
+    let error = Graph::build(&model, &named("u")).unwrap_err().to_string();
+    assert!(
+        error.contains("--loss-output u") && error.contains("but y, z"),
+        "{error}"
+    );
+}
+
+#[test]
+fn lookups_limit_the_numbers_of_an_input() {
+    let mut tokens = proto(
+        &[2, 3],
+        vec![tensor("small", &[7, 4], 0.5), tensor("large", &[9, 4], 0.5)],
+        vec![
+            node("Gather", &["large", "x"], &["a"]),
+            node("Identity", &["x"], &["same"]),
+            node("Gather", &["small", "same"], &["b"]),
+            node("Add", &["a", "b"], &["y"]),
+        ],
+    );
+    let graph = tokens.graph.as_mut().unwrap();
+    graph.input[0] = ValueInfoProto::tensor("x", data_type::INT64, &[2, 3]);
+    let graph = Graph::build(&open(&tokens), &BuildOptions::default()).unwrap();
+    assert_eq!(graph.index_limit(graph.inputs()[0]), Some(7));
+
+    let floats = proto(
+        &[2, 3],
+        vec![tensor("w", &[3, 4], 0.5)],
+        vec![node("MatMul", &["x", "w"], &["y"])],
+    );
+    let graph = Graph::build(&open(&floats), &BuildOptions::default()).unwrap();
+    assert_eq!(graph.index_limit(graph.inputs()[0]), None);
+    assert_eq!(graph.exported_batch(), Some(2));
 }

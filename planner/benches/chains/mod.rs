@@ -56,6 +56,7 @@ pub fn chain(layers: usize) -> Profile {
         batch_size: 32,
         threads: 1,
         optimizer: None,
+        reading: None,
         layers,
         edges,
         tied: Vec::new(),

@@ -194,6 +194,7 @@ fn parse(text: &str, format: Format, file: FileRef) -> Result<Imported, ImportEr
         batch_size: batch_size.unwrap_or(0),
         threads: 1,
         optimizer: None,
+        reading: None,
         layers,
         edges,
         tied: Vec::new(),

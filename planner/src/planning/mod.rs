@@ -219,6 +219,7 @@ pub fn plan(
         schema: PLAN_SCHEMA.to_owned(),
         model: profile.model.clone(),
         profile: profile_file,
+        reading: profile.reading.clone(),
         batch_size: profile.batch_size,
         threads: profile.threads,
         cluster: request.cluster.clone(),
